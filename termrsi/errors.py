@@ -1,0 +1,60 @@
+"""The exception tree. An agent that fails is data (`records.StopReason`); everything here is a fault of ours or of a machine.
+
+    TermrsiError
+      ConfigError       what the user asked for cannot be run: one line, before any engine starts
+      TaskError         one task directory cannot be used
+      SandboxError      a sandbox could not start, or was lost
+      VerifierError     a verifier could not run, or its result is invalid (never scored as 0)
+      EngineError       the generator died or refused a request
+      WeightsError      weights could not be published, pulled, or differ after a pull
+      CheckpointError   a checkpoint is missing, incomplete or of another model
+      StageError        a stage could not reach its result
+
+Errors cross Ray by pickle: every argument goes to `super().__init__` as it came, and the text is made in `__str__`.
+"""
+
+
+class TermrsiError(Exception):
+    """What happened, where, and what would be valid instead."""
+
+    def __init__(self, what: str, where: str = "", valid: str = "") -> None:
+        super().__init__(what, where, valid)
+        self.what = what
+        self.where = where
+        self.valid = valid
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.valid}" if self.valid else text
+
+
+class ConfigError(TermrsiError, ValueError):
+    """What the user asked for cannot be run."""
+
+
+class TaskError(TermrsiError, ValueError):
+    """One task directory cannot be used."""
+
+
+class SandboxError(TermrsiError, RuntimeError):
+    """A sandbox could not start, or was lost."""
+
+
+class VerifierError(TermrsiError, RuntimeError):
+    """A verifier could not run, or its result is invalid. Never a reward of 0."""
+
+
+class EngineError(TermrsiError, RuntimeError):
+    """The generator died or refused a request."""
+
+
+class WeightsError(TermrsiError, RuntimeError):
+    """Weights could not be published or pulled, or differ after a pull."""
+
+
+class CheckpointError(TermrsiError, ValueError):
+    """A checkpoint is missing, incomplete, or of another model."""
+
+
+class StageError(TermrsiError, RuntimeError):
+    """A stage could not reach its result."""

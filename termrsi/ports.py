@@ -1,0 +1,164 @@
+"""The protocols of the boxes. Stages and episodes see these; actors, local parts and `fakes` implement them.
+
+Every method that can meet a machine fault raises an error of `errors`; an agent's failure is always a value.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from termrsi.records import (
+    CommandResult,
+    Completion,
+    DroppedRollout,
+    EpisodeSpec,
+    Sample,
+    SamplingParams,
+    ScoredRollout,
+    Snapshot,
+    TaskSpec,
+    UpdateMetrics,
+    Verdict,
+    WeightsVersion,
+)
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that rendering needs."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str: ...
+
+
+class Sandbox(Protocol):
+    """One machine for one agent, with one persistent shell. Raises SandboxError once it is lost."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def start(self) -> None:
+        """Ready for `run` on return."""
+        ...
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        """Run in the persistent shell. On time-out the command's whole process tree is dead on return, the shell lives."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """File tree and shell state, taken while no process of the agent runs."""
+        ...
+
+    async def fork(self, n: int) -> list["Sandbox"]:
+        """n started, isolated copies of the present state."""
+        ...
+
+    async def put(self, source: Path | str, target: str) -> None:
+        """Copy a host file, or the contents of a host directory, to `target` inside; owner root."""
+        ...
+
+    async def get(self, source: str, target: Path | str) -> None:
+        """Copy a file, or the contents of a directory, from inside to the host. Symlinks stay symlinks."""
+        ...
+
+    async def kill_processes(self) -> int:
+        """End every process but the sandbox's own; returns how many there were. The shell is fresh afterwards."""
+        ...
+
+    async def close(self) -> None:
+        """Everything it held is gone on return. May be called twice."""
+        ...
+
+
+class SandboxPool(Protocol):
+    """Sandboxes to lease; a used one is closed on release, never lent again."""
+
+    async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox: ...
+
+    async def release(self, sandbox: Sandbox) -> None: ...
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        """Free what a snapshot holds."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores what an agent left behind. Raises VerifierError if no valid result can be had."""
+
+    async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict: ...
+
+
+class Generator(Protocol):
+    """Token ids in, token ids and log-probabilities out."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion: ...
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        """Serve these weights from now on. Raises WeightsError if they differ after the pull."""
+        ...
+
+
+class Rollouts(Protocol):
+    """Runs and verifies episodes."""
+
+    def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
+        """Results in the order they finish; each spec comes out exactly once."""
+        ...
+
+    async def discard(self, snapshots: Sequence[Snapshot]) -> None: ...
+
+
+class Policy(Protocol):
+    """The learner's actor model with its optimizer."""
+
+    async def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Log-probabilities of the action tokens under the present weights, one list per sample, 0 off the mask."""
+        ...
+
+    async def update(self, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
+        """One optimizer step on the whole batch. `loss` holds the arguments of `algo.loss.policy_loss`."""
+        ...
+
+    async def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
+        """One optimizer step of cross-entropy on the action tokens."""
+        ...
+
+    async def publish(self) -> WeightsVersion: ...
+
+    async def save(self, directory: str) -> str:
+        """A Hugging Face directory; returns the checksum of the weights."""
+        ...
+
+    async def load(self, directory: str) -> str:
+        """Weights from a Hugging Face directory, fresh optimizer; returns the checksum."""
+        ...
+
+    async def checksum(self) -> str: ...
+
+
+class Critic(Protocol):
+    """A value model with its optimizer."""
+
+    async def values(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Value of the prefix before each action token, one list per sample, 0 off the mask."""
+        ...
+
+    async def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
+        """One optimizer step towards `returns`, clipped around `old_values`."""
+        ...
+
+    async def publish(self) -> WeightsVersion: ...
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        """Weights only, fresh optimizer."""
+        ...
+
+    async def save(self, directory: str) -> str: ...
+
+    async def load(self, directory: str) -> str: ...
+
+    async def checksum(self) -> str: ...

@@ -1,0 +1,279 @@
+"""The records on the arrows of the loop: frozen, slotted, plain Python. Arrays begin in `algo`.
+
+tasks -TaskSpec-> sandbox pool -lease-> episode -Rollout-> verify -ScoredRollout-> advantage -Sample-> learner
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended. All of these are the agent's doing and are scored by the verifier."""
+
+    done = "done"  # the agent said that it is done
+    turn_limit = "turn_limit"  # `Limits.max_turns` generation calls were made
+    context_limit = "context_limit"  # the next prompt would leave no room for a reply
+    time_limit = "time_limit"  # `Limits.wall_s` passed
+    format_errors = "format_errors"  # `Limits.max_format_errors` replies in a row held no action
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """How the agent's machine is made. `context` is the build context directory ("" if there is only an image)."""
+
+    context: str = ""
+    docker_image: str | None = None
+    workdir: str | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    network: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    build_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What an agent may know of a task. The verifier's side is loaded by `reward` from `path`, and only there."""
+
+    id: str
+    family: str
+    instruction: str
+    path: str  # the task directory
+    environment: EnvironmentSpec
+    level: int = 1
+    split: str = "train"
+    agent_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTask:
+    """A task directory that was refused: where and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Tasks of one directory tree, what was refused, and what was repaired or ignored (one line each)."""
+
+    tasks: tuple[TaskSpec, ...]
+    skipped: tuple[SkippedTask, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """One command in the persistent shell. stdout and stderr are merged in the order of arrival."""
+
+    exit_code: int  # 124 if `timed_out`
+    output: str  # decoded with replacement; head and tail if longer than the limit, with a note between
+    timed_out: bool = False
+    duration_s: float = 0.0
+    omitted_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A sandbox's file tree and shell state at rest. `handle` is the backend's own (a directory for `local`)."""
+
+    id: str
+    backend: str
+    handle: str
+    digest: str  # of the file tree; checked on restore
+    lost_processes: tuple[str, ...] = ()  # command lines that were running and are not in the snapshot
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the generator samples. `max_tokens` bounds one completion."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the sampler returned: exact ids (end-of-turn token included), their log-probabilities, weights versions seen."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str  # "stop" or "length"
+    version_low: int = 0
+    version_high: int = 0
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A chat message as text; only used to build prompts."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation call and what it caused."""
+
+    text: str  # decoded completion
+    command: str | None  # None: done, or a format error
+    observation: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    format_error: str = ""  # category of the error; "" if the reply was well formed
+    completion_tokens: int = 0
+    generate_s: float = 0.0
+    command_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of append-only tokens. `mask` is 1 exactly on sampled ids; `logprobs` has one entry per 1, in order.
+
+    `turn_ids[i]` is the index of the generation call that token i belongs to (prompt: 0; an observation: the call before it).
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    turn_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one episode. Order in which they are checked: see `harness.episode`."""
+
+    max_turns: int = 8
+    max_context_tokens: int = 2048  # prompt and completions of one episode
+    command_timeout_s: float = 30.0
+    wall_s: float = 600.0
+    max_format_errors: int = 3
+    observation_chars: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPoint:
+    """A failure of the policy to start from: instruction, failed history, failure state (ReTerm, arXiv 2610.18484)."""
+
+    id: str
+    task: TaskSpec
+    snapshot: Snapshot
+    history_ids: tuple[int, ...]  # every token of the failed episode, as sampled; context, never trained
+    num_turns: int
+    born_step: int = 0
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """One episode to run. `id` is unique in its stage; `group_id` joins the rollouts of one task or restart point."""
+
+    id: str
+    group_id: str
+    task: TaskSpec
+    harness: str
+    sampling: SamplingParams
+    limits: Limits
+    guidance: str = ""  # shown to the agent beside the task (a runbook); stripped before training
+    recovery: RecoveryPoint | None = None
+    recovery_prompt: str = ""
+    keep_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The record of one episode."""
+
+    id: str
+    group_id: str
+    task_id: str
+    family: str
+    harness: str
+    chunks: tuple[Chunk, ...]
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    snapshot: Snapshot | None = None
+    recovery_id: str = ""  # the restart point it began from; "" for the task's initial state
+    prompt_tokens: int = 0  # sum over calls of prompt length
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    version_low: int = 0
+    version_high: int = 0
+    sandbox_s: float = 0.0
+    wall_s: float = 0.0
+    attempt: int = 1  # 2 and more: earlier attempts were lost to a machine fault
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier found. `strict`: the task's official reward is full. Ids of checks, each once."""
+
+    strict: bool
+    reward: float  # the official scalar, in [0, 1]
+    passed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    source: str = "reward"  # which report the ids came from; "reward" if there was none
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A rollout the verifier has scored. Rewards are shaped later, by the stage that knows the calibration."""
+
+    rollout: Rollout
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRollout:
+    """An episode lost to a machine fault after all its retries: counted, never scored."""
+
+    id: str
+    group_id: str
+    task_id: str
+    reason: str
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One chunk ready for the learner. Per-token lists are as long as `ids`; entries off the mask are 0 and never read."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    turn_ids: tuple[int, ...]
+    rollout_id: str = ""
+    group_id: str = ""
+    sampler_logp: tuple[float, ...] = ()
+    old_logp: tuple[float, ...] = ()
+    advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    old_values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetrics:
+    """What one optimizer update (or one forward pass over a batch) reported."""
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsVersion:
+    """A published set of weights: who, which version, its checksum, and where it lies (an opaque handle)."""
+
+    name: str
+    version: int
+    checksum: str
+    handle: object = None
+    size_bytes: int = 0
