@@ -12,6 +12,7 @@ from termrsi.records import (
     Completion,
     DroppedRollout,
     EpisodeSpec,
+    RecoveryPoint,
     Sample,
     SamplingParams,
     ScoredRollout,
@@ -162,3 +163,27 @@ class Critic(Protocol):
     async def load(self, directory: str) -> str: ...
 
     async def checksum(self) -> str: ...
+
+
+class Scan(Protocol):
+    """Categories of what a text gives away of a task's verifier or oracle; never the text itself."""
+
+    def __call__(self, task: TaskSpec, text: str) -> tuple[str, ...]: ...
+
+
+class RecoveryStore(Protocol):
+    """The recovery queue with its one owner: newest first, bounded, what is pushed out is handed back."""
+
+    async def push(self, points: Sequence[RecoveryPoint]) -> list[RecoveryPoint]:
+        """Insert at the front, in order; returns what was evicted, oldest first."""
+        ...
+
+    async def take(self, n: int) -> list[RecoveryPoint]:
+        """Up to n, newest first, removed."""
+        ...
+
+    async def size(self) -> int: ...
+
+    async def reset(self, capacity: int) -> list[RecoveryPoint]:
+        """Empty, with a new capacity; returns what was in it."""
+        ...

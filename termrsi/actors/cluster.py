@@ -1,0 +1,179 @@
+"""Starts Ray and the actors of a run, hands out their ports, and shuts everything down in order.
+
+Order of the end: rollout workers (no new commands), sandboxes (their processes and mounts), generator, model hosts, Ray. Each step
+is bounded, and one that fails does not stop the next.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
+from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
+from termrsi.actors.queues import RayRecoveryStore, RecoveryActor
+from termrsi.actors.rollouts import RayRollouts, RolloutActor
+from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.config.schema import Config
+from termrsi.errors import ConfigError, EngineError
+
+START_S = 600.0
+STOP_S = 30.0
+_LOG = logging.getLogger(__name__)
+
+
+class Cluster:
+    """The actors of one run. `start` before anything else; `close` is safe at any time and may be called twice."""
+
+    def __init__(self, config: Config, model: str, cache_dir: Path, state_dir: Path) -> None:
+        self._config = config
+        self._model = model
+        self._cache_dir = cache_dir
+        self._state_dir = state_dir
+        self._own_ray = False
+        self._sandboxes: Any = None  # Any: Ray's actor handles are untyped, here and below
+        self._generator: Any = None
+        self._policy: Any = None
+        self._critic: Any = None
+        self._queue: Any = None
+        self._workers: list[Any] = []
+
+    async def start(self) -> None:
+        """Raises ConfigError if Ray cannot be reached, EngineError if an actor does not start."""
+        config, heavy = self._config, {"max_concurrency": 1000}
+        self._connect()
+        self._sandboxes = SandboxActor.options(num_cpus=0.1).remote(
+            SandboxOptions(
+                concurrency=config.sandbox.concurrency,
+                memory_mb=config.sandbox.memory_mb,
+                disk_mb=config.sandbox.disk_mb,
+                pids=config.sandbox.pids,
+                cache_dir=str(self._cache_dir),
+                state_dir=str(self._state_dir),
+            )
+        )
+        options = EngineOptions(
+            max_model_len=config.model.max_model_len,
+            max_num_seqs=config.model.max_num_seqs,
+            kv_cache_gib=config.model.kv_cache_gib,
+            threads=config.model.threads,
+            extra=dict(config.model.engine),
+        )
+        self._generator = GeneratorActor.options(num_cpus=1, num_gpus=config.cluster.gpus_generator, **heavy).remote(
+            self._model, options
+        )
+        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(
+            self._model, config.model.compute, config.model.threads
+        )
+        self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
+        self._workers = [
+            RolloutActor.options(num_cpus=0.1).remote(
+                self._model, self._sandboxes, [self._generator], config.cluster.episode_retries
+            )
+            for _ in range(config.cluster.rollout_workers)
+        ]
+        actors = [self._sandboxes, self._generator, self._policy, self._queue, *self._workers]
+        await self._ready(actors)
+
+    def _connect(self) -> None:
+        cluster = self._config.cluster
+        if ray.is_initialized():
+            return
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "termrsi"}  # Any: ray.init's
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            if cluster.address == "local":
+                ray.init(
+                    address="local",
+                    num_cpus=cluster.num_cpus,
+                    object_store_memory=cluster.object_store_mb * 2**20,
+                    include_dashboard=False,
+                    **quiet,
+                )
+            else:
+                ray.init(address=cluster.address, **quiet)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray at {cluster.address!r}: {error}", "cluster.address", "valid: local, auto, or HOST:PORT"
+            ) from error
+        self._own_ray = True
+
+    async def _ready(self, actors: list[Any]) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                await asyncio.gather(*[actor.ready.remote() for actor in actors])
+        except TimeoutError as error:
+            raise EngineError(
+                f"an actor was not ready after {START_S:.0f} s", "cluster", "see the logs in /tmp/ray/session_latest"
+            ) from error
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", error)
+            raise EngineError(f"an actor did not start: {cause}", "cluster", "see the logs in /tmp/ray/session_latest") from error
+
+    @property
+    def pool(self) -> RemotePool:
+        return RemotePool(self._sandboxes)
+
+    @property
+    def generator(self) -> RayGenerator:
+        return RayGenerator(self._generator)
+
+    @property
+    def policy(self) -> RayPolicy:
+        return RayPolicy(self._policy)
+
+    @property
+    def queue(self) -> RayRecoveryStore:
+        return RayRecoveryStore(self._queue)
+
+    @property
+    def rollouts(self) -> RayRollouts:
+        return RayRollouts(self._workers, self.pool, self._config.sandbox.concurrency)
+
+    async def open_critic(self) -> RayCritic:
+        """A critic host of its own for one stage; its weights leave it through the object store."""
+        await self.close_critic()
+        self._critic = CriticActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+            self._model, self._config.model.compute, self._config.model.threads
+        )
+        await self._ready([self._critic])
+        return RayCritic(self._critic)
+
+    async def close_critic(self) -> None:
+        if self._critic is not None:
+            ray.kill(self._critic)
+            self._critic = None
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            _kill(worker)
+        self._workers = []
+        await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
+        await _bounded("generator", self._generator and self._generator.close.remote())
+        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._queue):
+            if actor is not None:
+                _kill(actor)
+        self._sandboxes = self._generator = self._policy = self._critic = self._queue = None
+        if self._own_ray:
+            ray.shutdown()
+            self._own_ray = False
+
+
+async def _bounded(what: str, call: Awaitable[None] | None) -> None:
+    """One step of the shutdown: the next is taken whatever becomes of it, and what went wrong is said."""
+    if call is None:
+        return
+    try:
+        async with asyncio.timeout(STOP_S):
+            await call
+    except (TimeoutError, ray.exceptions.RayError) as error:
+        _LOG.warning("closing the %s: %s", what, str(error) or f"not done after {STOP_S:.0f} s")
+
+
+def _kill(actor: Any) -> None:  # Any: see Cluster
+    if ray.is_initialized():
+        ray.kill(actor)

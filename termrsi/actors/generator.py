@@ -1,0 +1,223 @@
+"""The generator: one vLLM engine per actor. Token ids in, ids and log-probabilities out; weights are pulled at a version.
+
+Requests arrive concurrently and are batched by the engine. `pull` waits for requests in flight (they end by themselves, each is
+bounded by its `max_tokens`), loads, proves that the engine's weights are the learner's, and lets generation go on.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from termrsi.errors import EngineError, WeightsError
+from termrsi.records import Completion, SamplingParams, WeightsVersion
+
+_PROBE = "termrsi.actors.engine_probe.WeightProbe"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the engine is started with. `extra` goes to vLLM's AsyncEngineArgs as it is."""
+
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    dtype: str = "bfloat16"
+    kv_cache_gib: int = 2  # CPU only; on a GPU vLLM takes `gpu_memory_utilization`
+    enforce_eager: bool = False
+    threads: int = 2  # CPU only
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+def engine_environment(options: EngineOptions) -> dict[str, str]:
+    """Environment of the engine's process: CPU threads and cache, nothing fetched, nothing reported."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.threads),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+
+
+class Engine:
+    """The engine without Ray: what the actor hosts, and what a test can hold directly."""
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        """Starts the engine; raises EngineError with vLLM's reason if it cannot."""
+        os.environ.update(engine_environment(options))
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments: dict[str, Any] = {  # Any: free keys of the user's go through to vLLM
+            "model": model,
+            "dtype": options.dtype,
+            "max_model_len": options.max_model_len,
+            "max_num_seqs": options.max_num_seqs,
+            "enforce_eager": options.enforce_eager,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": _PROBE,
+            "disable_log_stats": True,
+            **options.extra,
+        }
+        try:
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineError(f"vLLM did not start: {error}", model, "see the log of the engine process above") from error
+        self.version = 0
+        self._requests = 0
+        self._running = 0
+        self._gate = asyncio.Event()  # closed while weights are loaded
+        self._gate.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stats = {"requests": 0.0, "prompt_tokens": 0.0, "cached_tokens": 0.0, "completion_tokens": 0.0, "busy_s": 0.0}
+        self._busy_since = 0.0
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        """One completion. Raises EngineError if the engine is dead or refuses the prompt."""
+        await self._gate.wait()
+        self._requests += 1
+        self._enter()
+        version = self.version
+        try:
+            output = await self._generate(list(prompt_ids), params, f"r{self._requests}")
+        finally:
+            self._leave()
+        choice = output.outputs[0]
+        logprobs = tuple(step[token].logprob for token, step in zip(choice.token_ids, choice.logprobs, strict=True))
+        cached = output.num_cached_tokens or 0
+        for key, amount in (("requests", 1), ("prompt_tokens", len(prompt_ids)), ("cached_tokens", cached)):
+            self.stats[key] += amount
+        self.stats["completion_tokens"] += len(choice.token_ids)
+        finish = "length" if choice.finish_reason == "length" else "stop"
+        return Completion(tuple(choice.token_ids), logprobs, finish, version, self.version, cached)
+
+    async def _generate(self, prompt_ids: list[int], params: SamplingParams, request_id: str) -> Any:  # Any: vLLM's RequestOutput
+        from vllm import SamplingParams as EngineSampling
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        sampling = EngineSampling(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        last = None
+        try:
+            async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt_ids), sampling, request_id):
+                last = output
+        except (EngineDeadError, EngineGenerateError, ValueError) as error:
+            raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
+        if last is None:
+            raise EngineError("the engine returned nothing", "generator")
+        return last
+
+    def _enter(self) -> None:
+        if self._running == 0:
+            self._busy_since = time.monotonic()
+            self._idle.clear()
+        self._running += 1
+
+    def _leave(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self.stats["busy_s"] += time.monotonic() - self._busy_since
+            self._idle.set()
+
+    async def load(self, packed: dict, version: int) -> dict[str, float]:
+        """Serve these weights (`weights.PackedState`); raises WeightsError if the engine's differ afterwards."""
+        from termrsi import weights
+        from termrsi.actors.engine_probe import canonical
+
+        self._gate.clear()
+        await self._idle.wait()
+        folder = Path(tempfile.mkdtemp(prefix="termrsi-weights-", dir=_shared_memory()))
+        start_s = time.monotonic()
+        try:
+            weights.write(packed, folder)
+            written_s = time.monotonic()
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            await self._llm.reset_prefix_cache()
+            loaded_s = time.monotonic()
+            expected = {name: canonical(tensor) for name, tensor in weights.unpack(packed).items()}
+            for found in await self._llm.collective_rpc("weight_digests"):
+                weights.compare(expected, found)
+        except RuntimeError as error:
+            if isinstance(error, WeightsError):
+                raise
+            raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._gate.set()
+        self.version = version
+        return {"write_s": written_s - start_s, "reload_s": loaded_s - written_s, "prove_s": time.monotonic() - loaded_s}
+
+    def close(self) -> None:
+        self._llm.shutdown()
+
+
+def _shared_memory() -> str | None:
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() else None
+
+
+@ray.remote(max_restarts=0)
+class GeneratorActor:
+    """Hosts one Engine. Consumes `generate` calls and `pull`s; ends with `close` or with the actor."""
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        self._engine = Engine(model, options)
+
+    async def ready(self) -> bool:
+        return True
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str) -> Completion:
+        return await self._engine.generate(prompt_ids, params, prefix_key)
+
+    async def pull(self, weights: WeightsVersion) -> dict[str, float]:
+        start_s = time.monotonic()
+        packed = await weights.handle[0]  # type: ignore[index]  # a list of one object reference, made by actors.model_host
+        fetched_s = time.monotonic() - start_s
+        return {"fetch_s": fetched_s, **await self._engine.load(packed, weights.version)}
+
+    async def stats(self) -> dict[str, float]:
+        return {**self._engine.stats, "version": float(self._engine.version)}
+
+    async def close(self) -> None:
+        self._engine.close()
+
+
+class RayGenerator:
+    """`ports.Generator` over a GeneratorActor."""
+
+    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
+        self.actor = actor
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        try:
+            return await self.actor.generate.remote(prompt_ids, params, prefix_key)
+        except ray.exceptions.RayActorError as error:
+            raise EngineError(f"the generator actor died: {error}", "generator") from error
+
+    async def pull(self, weights: WeightsVersion) -> dict[str, float]:
+        try:
+            return await self.actor.pull.remote(weights)
+        except ray.exceptions.RayActorError as error:
+            raise EngineError(f"the generator actor died: {error}", "generator") from error
+
+    async def stats(self) -> dict[str, float]:
+        return await self.actor.stats.remote()

@@ -1,0 +1,154 @@
+"""Hosts of the learner and the critic: one process each, with model and optimizer. A reference model is a learner never updated.
+
+Methods are synchronous: a host does one thing at a time, callers wait for their own call. `export` hands weights out as an object
+that its caller owns, so that they outlive the host.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import ray
+
+from termrsi import weights
+from termrsi.errors import WeightsError
+from termrsi.records import Sample, UpdateMetrics, WeightsVersion
+
+
+@ray.remote(max_restarts=0)
+class PolicyActor:
+    """The policy with its optimizer."""
+
+    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int) -> None:
+        import torch
+
+        from termrsi.model.policy import PolicyModel
+
+        torch.set_num_threads(threads)
+        self._model = PolicyModel(model, compute=compute)
+        self._version = 0
+
+    def ready(self) -> bool:
+        return True
+
+    def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return self._model.logp(samples)
+
+    def update(self, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
+        return self._model.update(samples, loss, lr)
+
+    def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
+        return self._model.fit(samples, lr)
+
+    @ray.method(num_returns=2)
+    def export(self) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:
+        self._version += 1
+        packed = weights.pack(self._model.state())
+        return (self._version, weights.meta(packed)), packed
+
+    def save(self, directory: str) -> str:
+        return self._model.save(directory)
+
+    def load(self, directory: str) -> str:
+        return self._model.load(directory)
+
+    def checksum(self) -> str:
+        return self._model.checksum()
+
+
+@ray.remote(max_restarts=0)
+class CriticActor:
+    """The value model with its optimizer."""
+
+    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int) -> None:
+        import torch
+
+        from termrsi.model.critic import CriticModel
+
+        torch.set_num_threads(threads)
+        self._model = CriticModel(model, compute=compute)
+        self._version = 0
+
+    def ready(self) -> bool:
+        return True
+
+    def values(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return self._model.values(samples)
+
+    def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
+        return self._model.update(samples, lr, value_clip)
+
+    @ray.method(num_returns=2)
+    def export(self) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:
+        self._version += 1
+        packed = weights.pack(self._model.weights_only())
+        return (self._version, weights.meta(packed)), packed
+
+    def pull(self, packed: weights.PackedState, expected: str) -> None:
+        """Weights only, fresh optimizer; proves that they arrived."""
+        self._model.load_weights(weights.unpack(packed))
+        found = weights.checksum(weights.pack(self._model.weights_only()))
+        if found != expected:
+            raise WeightsError(f"checksum {found} after a pull of {expected}", "critic")
+
+    def save(self, directory: str) -> str:
+        return self._model.save(directory)
+
+    def load(self, directory: str) -> str:
+        return self._model.load(directory)
+
+    def checksum(self) -> str:
+        return self._model.checksum()
+
+
+class _Host:
+    """What both clients share."""
+
+    name = ""
+
+    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
+        self.actor = actor
+
+    async def publish(self) -> WeightsVersion:
+        (meta_ref, state_ref) = self.actor.export.remote()
+        version, meta = await meta_ref
+        return WeightsVersion(self.name, version, meta.checksum, [state_ref], meta.size_bytes)
+
+    async def save(self, directory: str) -> str:
+        return await self.actor.save.remote(directory)
+
+    async def load(self, directory: str) -> str:
+        return await self.actor.load.remote(directory)
+
+    async def checksum(self) -> str:
+        return await self.actor.checksum.remote()
+
+
+class RayPolicy(_Host):
+    """`ports.Policy` over a PolicyActor."""
+
+    name = "policy"
+
+    async def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return await self.actor.logp.remote(list(samples))
+
+    async def update(self, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
+        return await self.actor.update.remote(list(samples), loss, lr)
+
+    async def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
+        return await self.actor.fit.remote(list(samples), lr)
+
+
+class RayCritic(_Host):
+    """`ports.Critic` over a CriticActor."""
+
+    name = "critic"
+
+    async def values(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return await self.actor.values.remote(list(samples))
+
+    async def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
+        return await self.actor.update.remote(list(samples), lr, value_clip)
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        (state,) = weights.handle  # type: ignore[misc]  # one object reference, made by `publish`
+        await self.actor.pull.remote(state, weights.checksum)

@@ -1,0 +1,76 @@
+"""Rollout workers: each hosts a `harness.runner.Runner` over remote sandboxes and the remote generator.
+
+The client spreads episodes over the workers, at most `concurrency` in flight, and yields results as they finish. A worker that
+died is a machine fault: its episodes run again on another, the last one's death ends the run.
+"""
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import ray
+
+from termrsi.actors.generator import RayGenerator
+from termrsi.actors.sandboxes import RemotePool
+from termrsi.errors import EngineError, SandboxError
+from termrsi.harness.render import ChatFormat
+from termrsi.harness.runner import Runner, as_finished
+from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
+
+
+@ray.remote(max_restarts=2, max_concurrency=1000)
+class RolloutActor:
+    """Waits for its episodes' sandboxes and completions; each `run_one` ends with its episode."""
+
+    def __init__(self, tokenizer: str, sandboxes: Any, generators: Sequence[Any], retries: int) -> None:  # Any: actor handles
+        from transformers import AutoTokenizer
+
+        pool = RemotePool(sandboxes)
+        self._runners = [
+            Runner(pool, pool, RayGenerator(g), ChatFormat(AutoTokenizer.from_pretrained(tokenizer)), retries=retries)
+            for g in generators
+        ]
+
+    async def ready(self) -> bool:
+        return True
+
+    async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
+        # A group's rollouts share a prefix: they go to the engine that holds it.
+        return await self._runners[zlib.crc32(spec.group_id.encode()) % len(self._runners)].run_one(spec)
+
+
+class RayRollouts:
+    """`ports.Rollouts` over RolloutActors."""
+
+    def __init__(self, workers: Sequence[Any], pool: RemotePool, concurrency: int) -> None:  # Any: actor handles
+        self._workers = list(workers)
+        self._pool = pool
+        self._concurrency = concurrency
+
+    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
+        slots = asyncio.Semaphore(self._concurrency)
+        turn = itertools.count()
+
+        async def one(spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
+            async with slots:
+                return await self._run_one(spec, next(turn))
+
+        async for result in as_finished([one(s) for s in specs]):
+            yield result
+
+    async def _run_one(self, spec: EpisodeSpec, turn: int) -> ScoredRollout | DroppedRollout:
+        for k in range(len(self._workers) + 1):
+            worker = self._workers[(turn + k) % len(self._workers)]
+            try:
+                return await worker.run_one.remote(spec)
+            except (EngineError, SandboxError):
+                raise
+            except ray.exceptions.RayActorError as error:
+                reason = str(error)
+        return DroppedRollout(spec.id, spec.group_id, spec.task.id, f"rollout worker died: {reason}", len(self._workers) + 1)
+
+    async def discard(self, snapshots: Sequence[Snapshot]) -> None:
+        for snapshot in snapshots:
+            await self._pool.discard(snapshot)

@@ -1,0 +1,197 @@
+"""The sandbox pool as an actor: sandboxes live where this actor lives, episodes hold handles.
+
+Consumes leases and calls on leased sandboxes; a lease waits for a free slot, which a release frees. Verification runs here too,
+beside the sandbox, so that a task's tests and reports do not cross the network.
+"""
+
+import io
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from termrsi.errors import SandboxError
+from termrsi.ports import Sandbox
+from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """Size of the pool, default limits of one sandbox, and where images and state lie."""
+
+    concurrency: int
+    memory_mb: int
+    disk_mb: int
+    pids: int
+    cache_dir: str
+    state_dir: str
+
+
+@ray.remote(max_restarts=0, max_concurrency=1000)
+class SandboxActor:
+    """Hosts one LocalPool and the verifier."""
+
+    def __init__(self, options: SandboxOptions) -> None:
+        from termrsi.reward.verifier import HarborVerifier
+        from termrsi.sandbox.local_pool import LocalPool
+
+        self._pool = LocalPool(
+            size=options.concurrency,
+            cache_dir=options.cache_dir,
+            state_dir=options.state_dir,
+            memory_mb=options.memory_mb,
+            disk_mb=options.disk_mb,
+            pids=options.pids,
+        )
+        self._verifier = HarborVerifier()
+        self._leased: dict[str, Sandbox] = {}
+        self._forks: dict[str, Sandbox] = {}
+
+    async def ready(self) -> bool:
+        return True
+
+    async def lease(self, task: TaskSpec, snapshot: Snapshot | None) -> str:
+        sandbox = await self._pool.lease(task, snapshot)
+        self._leased[sandbox.id] = sandbox
+        return sandbox.id
+
+    async def release(self, sandbox_id: str) -> None:
+        sandbox = self._leased.pop(sandbox_id, None)
+        if sandbox is not None:
+            await self._pool.release(sandbox)
+
+    async def close_fork(self, sandbox_id: str) -> None:
+        fork = self._forks.pop(sandbox_id, None)
+        if fork is not None:
+            await fork.close()
+
+    async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
+        return await self._of(sandbox_id).run(command, timeout_s)
+
+    async def snapshot(self, sandbox_id: str) -> Snapshot:
+        return await self._of(sandbox_id).snapshot()
+
+    async def fork(self, sandbox_id: str, n: int) -> list[str]:
+        forks = await self._of(sandbox_id).fork(n)
+        self._forks |= {f.id: f for f in forks}
+        return [f.id for f in forks]
+
+    async def put(self, sandbox_id: str, tar: bytes, target: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            await self._of(sandbox_id).put(_unpack(tar, Path(folder)), target)
+
+    async def get(self, sandbox_id: str, source: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "got"
+            await self._of(sandbox_id).get(source, target)
+            return _pack(target)
+
+    async def kill_processes(self, sandbox_id: str) -> int:
+        return await self._of(sandbox_id).kill_processes()
+
+    async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
+        return await self._verifier.verify(self._of(sandbox_id), task)
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        await self._pool.discard(snapshot)
+
+    async def close(self) -> None:
+        for fork in list(self._forks.values()):
+            await fork.close()
+        await self._pool.close()
+
+    def _of(self, sandbox_id: str) -> Sandbox:
+        found = self._leased.get(sandbox_id) or self._forks.get(sandbox_id)
+        if found is None:
+            raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
+        return found
+
+
+class RemoteSandbox:
+    """`ports.Sandbox` over a sandbox in a SandboxActor."""
+
+    def __init__(self, actor: Any, sandbox_id: str, *, forked: bool = False) -> None:  # Any: Ray's actor handles are untyped
+        self._actor = actor
+        self._id = sandbox_id
+        self._forked = forked
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def start(self) -> None:
+        """A leased sandbox is started."""
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        return await _call(self._actor.run.remote(self._id, command, timeout_s))
+
+    async def snapshot(self) -> Snapshot:
+        return await _call(self._actor.snapshot.remote(self._id))
+
+    async def fork(self, n: int) -> list[Sandbox]:
+        return [RemoteSandbox(self._actor, i, forked=True) for i in await _call(self._actor.fork.remote(self._id, n))]
+
+    async def put(self, source: Path | str, target: str) -> None:
+        await _call(self._actor.put.remote(self._id, _pack(Path(source)), target))
+
+    async def get(self, source: str, target: Path | str) -> None:
+        tar = await _call(self._actor.get.remote(self._id, source))
+        with tempfile.TemporaryDirectory() as folder:
+            found = _unpack(tar, Path(folder))
+            if found.is_dir() and not found.is_symlink():
+                shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True)
+            else:
+                shutil.copy2(found, target, follow_symlinks=False)
+
+    async def kill_processes(self) -> int:
+        return await _call(self._actor.kill_processes.remote(self._id))
+
+    async def close(self) -> None:
+        method = self._actor.close_fork if self._forked else self._actor.release
+        await _call(method.remote(self._id))
+
+
+class RemotePool:
+    """`ports.SandboxPool` and `ports.Verifier` over a SandboxActor."""
+
+    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
+        self.actor = actor
+
+    async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
+        return RemoteSandbox(self.actor, await _call(self.actor.lease.remote(task, snapshot)))
+
+    async def release(self, sandbox: Sandbox) -> None:
+        await _call(self.actor.release.remote(sandbox.id))
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        await _call(self.actor.discard.remote(snapshot))
+
+    async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
+        return await _call(self.actor.verify.remote(sandbox.id, task))
+
+
+async def _call(reference: Any) -> Any:  # Any: an object reference, and what it resolves to
+    """A dead pool is a lost sandbox; errors of ours arrive as what they are."""
+    try:
+        return await reference
+    except ray.exceptions.RayActorError as error:
+        raise SandboxError(f"the sandbox actor died: {error}", "sandbox pool") from error
+
+
+def _pack(path: Path) -> bytes:
+    """A tar that holds one member, the file or the tree at `path`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add(path, arcname="content")
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes, folder: Path) -> Path:
+    """Where the packed file or tree lies now."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        tar.extractall(folder, filter="tar")
+    return folder / "content"

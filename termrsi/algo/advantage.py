@@ -1,0 +1,332 @@
+"""Credit assignment: rewards and values in, advantages and critic targets out. No torch import: it runs on the driver too.
+
+One core works on [B, T] arrays of numpy or torch, whichever it is given; the single trajectory is a batch of one row. All
+links of a trajectory are handled at once: turns (or tokens) are the steps of one discounted sum, taken in blocks by products
+with a small triangular matrix. Never by dividing by (gamma lam)^u, which underflows within a few hundred turns.
+
+Letters: B rows, T tokens of a whole sequence (prompt, observations, actions), K action tokens, U steps (turns in "tb"),
+G rollouts of one task.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+Credit = Literal["tb", "skip", "token"]
+Array = Any  # a numpy array or a torch tensor: naming the second here would import torch
+
+BLOCK = 128  # steps summed by one matrix product
+CACHE_TOKENS = 1 << 17  # positions handled at once on a CPU: some ten float64 arrays of them fit into its cache
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+_TIMESTAMP = re.compile(r"(?:\d{4}-\d{2}-\d{2}[t ])?\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?:z|[+-]\d{2}:?\d{2})?|\d{4}-\d{2}-\d{2}")
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInput:
+    """One chunk of a trajectory that was cut: arrays `[T]` as `turn_boundary_gae` takes them."""
+
+    rewards: np.ndarray
+    values: np.ndarray
+    turn_ids: np.ndarray
+    action_mask: np.ndarray
+
+
+def turn_boundary_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    turn_ids: np.ndarray,
+    action_mask: np.ndarray,
+    *,
+    gamma: float,
+    lam: float,
+    credit: Credit = "tb",
+    truncated: bool = False,
+    bootstrap_value: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and critic targets, both `[T]`, 0 off the mask: GAE (arXiv:1506.02438) that decays per turn (ours).
+
+    `turn_ids` numbers the generation call of each token, `values` are those of the prefix before each token. Links inside
+    a turn have weight 1, links to the next turn discount `gamma` and trace `lam`. Off the mask nothing is read: a NaN there
+    reaches no output. `credit`: "tb" is this; "skip" decays on every action token and jumps over the rest; "token" makes
+    every position from the first to the last action token a step, and reads it. `truncated`: no verifier scored the end,
+    so the last step bootstraps from `bootstrap_value`, without trace; otherwise the end is terminal.
+
+    Computed in float64; returned in the type of `values` if that is a float, else in float64. No action token: zeros.
+    Raises ValueError if the turn ids of the action tokens decrease, or on an unknown `credit`.
+    """
+    rewards, values, turn_ids, action_mask = (np.asarray(x)[None] for x in (rewards, values, turn_ids, action_mask))
+    advantages, returns = turn_boundary_gae_batch(
+        rewards,
+        values,
+        turn_ids,
+        action_mask,
+        gamma=gamma,
+        lam=lam,
+        credit=credit,
+        truncated=[truncated],
+        bootstrap_value=[bootstrap_value],
+    )
+    return advantages[0], returns[0]
+
+
+def turn_boundary_gae_batch(
+    rewards: Array,
+    values: Array,
+    turn_ids: Array,
+    action_mask: Array,
+    *,
+    gamma: float,
+    lam: float,
+    credit: Credit = "tb",
+    truncated: Sequence[bool] | bool = False,
+    bootstrap_value: Sequence[float] | float = 0.0,
+) -> tuple[Array, Array]:
+    """`turn_boundary_gae` of each row: arrays `[B, T]` of numpy or torch (CPU or GPU), two of the same kind out.
+
+    `truncated` and `bootstrap_value` hold one entry per row, or one for all. Rows may be padded anywhere the mask is 0.
+    No gradient flows. Raises ValueError as the single form.
+    """
+    if credit not in ("tb", "skip", "token"):
+        raise ValueError(f"unknown credit {credit!r}: tb, skip or token")
+    xp = array_namespace(values)
+    where = device(values)
+    dtype = values.dtype if xp.isdtype(values.dtype, "real floating") else xp.float64
+    if hasattr(values, "detach"):
+        rewards, values = rewards.detach(), values.detach()
+    num_rows, num_tokens = values.shape
+    advantages = xp.zeros((num_rows, num_tokens), dtype=dtype, device=where)
+    returns = xp.zeros_like(advantages)
+    cut_B = np.broadcast_to(np.asarray(truncated, bool), (num_rows,))
+    # `where`, not a product: 0 times a NaN bootstrap of an ended row would be NaN.
+    last_B = xp.asarray(np.where(cut_B, np.asarray(bootstrap_value, np.float64), 0.0), device=where)
+    # On a CPU a few rows at a time, so that what lies between stays in the cache (and no page is new).
+    at_once = max(1, CACHE_TOKENS // max(1, num_tokens)) if str(where) == "cpu" else max(1, num_rows)
+    for start in range(0, num_rows, at_once):
+        rows = slice(start, start + at_once)
+        columns = rewards[rows], values[rows], turn_ids[rows], xp.astype(action_mask[rows], xp.bool)
+        _fill(xp, *columns, last_B[rows], advantages[rows], returns[rows], gamma=gamma, lam=lam, credit=credit)
+    return advantages, returns
+
+
+def chunk_carry(first_value: float, first_advantage: float, *, gamma: float, lam: float, same_turn: bool) -> float:
+    """What to add to the reward of the earlier chunk's last action token, then treated as terminal (ours).
+
+    `first_*` are those of the later chunk's first action token: c = g (V + l A), with g = l = 1 if the cut lies inside a
+    turn, else gamma and lam. Adding it gives exactly the result without the cut.
+    """
+    return first_value + first_advantage if same_turn else gamma * (first_value + lam * first_advantage)
+
+
+def turn_boundary_gae_chunks(
+    chunks: Sequence[ChunkInput],
+    *,
+    gamma: float,
+    lam: float,
+    credit: Credit = "tb",
+    truncated: bool = False,
+    bootstrap_value: float = 0.0,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """`turn_boundary_gae` over a trajectory cut into chunks, in their order, linked by `chunk_carry` (ours).
+
+    Turn ids go on from chunk to chunk: an equal id on both sides of a cut is one turn (a cut inside a turn). The terminal
+    reward stands in one place, in the last chunk. A chunk without action tokens passes the carry on.
+    Raises ValueError if turn ids decrease, also across a cut.
+    """
+    outputs: list[tuple[np.ndarray, np.ndarray]] = []
+    later: tuple[int, float, float] | None = None  # turn, value and advantage of the next chunk's first action token
+    for chunk in reversed(chunks):
+        at = np.flatnonzero(chunk.action_mask)
+        rewards = np.array(chunk.rewards, np.float64)
+        if later is not None and len(at):
+            turn, value, advantage = later
+            if turn < chunk.turn_ids[at[-1]]:
+                raise ValueError("turn_ids must not decrease over the action tokens, chunk to chunk")
+            same = credit == "tb" and turn == chunk.turn_ids[at[-1]]
+            rewards[at[-1]] += chunk_carry(value, advantage, gamma=gamma, lam=lam, same_turn=same)
+        advantages, returns = turn_boundary_gae(
+            rewards,
+            chunk.values,
+            chunk.turn_ids,
+            chunk.action_mask,
+            gamma=gamma,
+            lam=lam,
+            credit=credit,
+            truncated=truncated and later is None,
+            bootstrap_value=bootstrap_value,
+        )
+        if len(at):
+            later = int(chunk.turn_ids[at[0]]), float(chunk.values[at[0]]), float(advantages[at[0]])
+        outputs.append((advantages, returns))
+    return outputs[::-1]
+
+
+def group_relative(rewards: np.ndarray, *, std_floor: float = 1e-6, normalise: bool = True) -> np.ndarray:
+    """Advantages `[G]` of one group: reward minus mean, over population std + floor (GRPO, arXiv:2402.03300; floor: ours).
+
+    `normalise=False` leaves the division out. Equal rewards give exact zeros: rounding noise over the floor would look
+    like signal.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    if len(rewards) == 0 or np.ptp(rewards) == 0.0:
+        return np.zeros(len(rewards))
+    centred = rewards - rewards.mean()
+    return centred / (rewards.std() + std_floor) if normalise else centred
+
+
+def repetition_penalty(
+    commands: Sequence[str | None], observations: Sequence[str], *, threshold: float = 0.8, penalty: float = 0.05
+) -> list[float]:
+    """Per turn, -`penalty` if its command *and* its observation both resemble those of one earlier turn, else 0.
+
+    After River (arXiv:2608.22631); tokenisation ours: sets of words after lower-casing, without ANSI codes and time
+    stamps, runs of digits as 0; Jaccard similarity strictly above `threshold`; two empty observations are equal;
+    a turn without a command is skipped. Add it to the advantages after group normalisation, on the turn's action tokens.
+    Legitimate polling is penalised as well. Raises ValueError if the lists differ in length.
+    """
+    seen: list[tuple[frozenset[str], frozenset[str]]] = []
+    penalties: list[float] = []
+    for command, observation in zip(commands, observations, strict=True):
+        words = _words(command or "")
+        if not words:
+            penalties.append(0.0)
+            continue
+        turn = words, _words(observation)
+        repeated = any(all(_jaccard(a, b) > threshold for a, b in zip(turn, old, strict=True)) for old in seen)
+        penalties.append(-penalty if repeated else 0.0)
+        seen.append(turn)
+    return penalties
+
+
+def whiten(advantages: Sequence[np.ndarray], masks: Sequence[np.ndarray], *, std_floor: float = 1e-8) -> list[np.ndarray]:
+    """Zero mean and unit population std over the action tokens of the whole batch; rows `[T]` of any lengths, 0 off the mask.
+
+    For GAE advantages, as verl does; critic targets keep the unwhitened ones. Equal advantages become zeros.
+    """
+    on = [np.asarray(mask, bool) for mask in masks]
+    pooled = np.concatenate([np.asarray(a, np.float64)[m] for a, m in zip(advantages, on, strict=True)] or [np.zeros(0)])
+    if len(pooled) == 0 or np.ptp(pooled) == 0.0:
+        return [np.zeros(len(m)) for m in on]
+    mean, std = pooled.mean(), pooled.std()
+    whitened = [np.zeros(len(m)) for m in on]
+    for row, a, m in zip(whitened, advantages, on, strict=True):
+        row[m] = (np.asarray(a, np.float64)[m] - mean) / (std + std_floor)
+    return whitened
+
+
+def _fill(
+    xp: Any,
+    rewards: Array,
+    values: Array,
+    turn_ids: Array,
+    on: Array,
+    last_B: Array,
+    advantages: Array,
+    returns: Array,
+    *,
+    gamma: float,
+    lam: float,
+    credit: Credit,
+) -> None:
+    """Write the results of some rows into `advantages` and `returns` `[B, T]`; `last_B`: the value after each row's end."""
+    num_rows, num_tokens = on.shape
+    (at,) = xp.nonzero(xp.reshape(on, (-1,)))  # [K]: positions in the rows laid end to end
+    if at.shape[0] == 0:
+        return
+    row_at, turn_K = at // num_tokens, xp.take(xp.reshape(turn_ids, (-1,)), at)
+    if bool(xp.any((turn_K[1:] < turn_K[:-1]) & (row_at[1:] == row_at[:-1]))):
+        raise ValueError("turn_ids must not decrease over the action tokens")
+    actions = on
+    if credit == "token":
+        taken = xp.cumulative_sum(xp.astype(on, xp.int64), axis=1)
+        # From the first action token (count 1) to the last one (count still short of the total just before it).
+        on = (taken > 0) & (on | (taken < taken[:, -1:]))
+        (at,) = xp.nonzero(xp.reshape(on, (-1,)))
+        row_at = at // num_tokens
+    # Sums run along each row, so that no row's rewards round another's.
+    booked = xp.where(on, xp.astype(rewards, xp.float64), xp.zeros(on.shape, dtype=xp.float64, device=device(on)))
+    reward_K = xp.take(xp.reshape(booked, (-1,)), at)
+    before_K = xp.take(xp.reshape(xp.cumulative_sum(booked, axis=1), (-1,)), at) - reward_K
+    value_K = xp.astype(xp.take(xp.reshape(values, (-1,)), at), xp.float64)
+    steps = turn_K if credit == "tb" else None
+    return_K = _step_returns(xp, row_at, reward_K, before_K, value_K, steps, num_rows, last_B, gamma, lam)
+    # Slices of whole rows of a fresh array: these are views.
+    xp.reshape(advantages, (-1,))[at] = xp.astype(return_K - value_K, advantages.dtype)
+    xp.reshape(returns, (-1,))[at] = xp.astype(return_K, returns.dtype)
+    if credit == "token":  # observations were steps, but take no loss
+        advantages[~actions] = 0.0
+        returns[~actions] = 0.0
+
+
+def _step_returns(
+    xp: Any,
+    row_at: Array,
+    reward_K: Array,
+    before_K: Array,
+    value_K: Array,
+    turn_K: Array | None,
+    num_rows: int,
+    last_B: Array,
+    gamma: float,
+    lam: float,
+) -> Array:
+    """The return A + V `[K]` of each listed token, float64. Tokens of one row with one turn id are one step; None: each is.
+
+    A step's return is G_u = rho_u + gamma ((1 - lam) F_{u+1} + lam G_{u+1}), rho its reward and F the value at its first
+    token; inside it, rewards booked earlier are taken off. `before_K`: rewards booked before each token in its row.
+    """
+    where = device(value_K)
+    yes = xp.ones((1,), dtype=xp.bool, device=where)
+    if turn_K is None:
+        starts_K = xp.ones(row_at.shape, dtype=xp.bool, device=where)
+    else:
+        starts_K = xp.concat([yes, (row_at[1:] != row_at[:-1]) | (turn_K[1:] != turn_K[:-1])])
+    (first,) = xp.nonzero(starts_K)  # [W]: steps of all rows, one after another
+    step_K = xp.cumulative_sum(xp.astype(starts_K, xp.int64)) - 1
+    row_W = row_at[first]
+    # Place of a step in its row: its number less that of the row's first (rows without tokens do not occur here).
+    begins_row = xp.concat([yes, row_W[1:] != row_W[:-1]])
+    (row_first,) = xp.nonzero(begins_row)
+    place_W = xp.arange(first.shape[0], device=where) - row_first[xp.cumulative_sum(xp.astype(begins_row, xp.int64)) - 1]
+    F_W = value_K[first]
+    end = xp.concat([first[1:] - 1, xp.asarray([row_at.shape[0] - 1], device=where)])
+    rho_W = before_K[end] + reward_K[end] - before_K[first]
+    ends_row = xp.concat([begins_row[1:], yes])
+    next_W = xp.where(ends_row, last_B[row_W], xp.concat([F_W[1:], F_W[:1]]))
+    num_steps = int(xp.max(place_W)) + 1
+    delta = xp.zeros((num_rows, num_steps), dtype=xp.float64, device=where)
+    delta[row_W, place_W] = rho_W + gamma * next_W - F_W
+    A_W = _suffix_sums(xp, delta, gamma * lam)[row_W, place_W]
+    return xp.take(A_W + F_W + before_K[first], step_K) - before_K
+
+
+def _suffix_sums(xp: Any, x: Array, decay: float) -> Array:
+    """y[b, i] = sum over j >= i of decay^(j - i) x[b, j], `[B, U]`: inside blocks by one product, between them by recursion."""
+    rows, length = x.shape
+    size = min(length, BLOCK)
+    exponent = np.arange(size)[:, None] - np.arange(size)[None, :]  # j - i
+    matrix = np.where(exponent >= 0, float(decay) ** np.maximum(exponent, 0), 0.0)
+    weights = xp.asarray(matrix, device=device(x))
+    if length <= BLOCK:
+        return x @ weights
+    blocks = -(-length // BLOCK)
+    padded = xp.zeros((rows, blocks * BLOCK), dtype=x.dtype, device=device(x))
+    padded[:, :length] = x
+    y = xp.reshape(xp.reshape(padded, (rows * blocks, BLOCK)) @ weights, (rows, blocks, BLOCK))
+    heads = _suffix_sums(xp, y[:, :, 0], float(decay) ** BLOCK)
+    reach = xp.asarray(float(decay) ** np.arange(BLOCK, 0, -1), device=device(x))  # from the next block's head to here
+    y[:, :-1, :] += heads[:, 1:, None] * reach
+    return xp.reshape(y, (rows, blocks * BLOCK))[:, :length]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_DIGITS.sub("0", _TIMESTAMP.sub(" ", _ANSI.sub("", text.lower()))).split())
+
+
+def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
+    return len(a & b) / len(a | b) if a | b else 1.0

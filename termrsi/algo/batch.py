@@ -1,0 +1,114 @@
+"""Samples to padded micro-batches and back. Rows are sorted by length, so that little is padding; nothing is lost.
+
+Letters: B rows of one micro-batch, T its longest row, K action tokens of it in row-major order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from termrsi.records import Sample
+
+Field = Literal["sampler_logp", "old_logp", "advantages", "returns", "old_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Padded rows. `rows[b]` is where row b stood in the list of samples; `columns[name]` is `[B, T]` float32, 0 in padding.
+
+    A row ends at its last action token: what follows it can reach no output of a causal model.
+    """
+
+    rows: tuple[int, ...]
+    ids: Tensor  # [B, T] int64
+    mask: Tensor  # [B, T] bool
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens K."""
+        return int(self.mask.sum())
+
+
+def micro_batches(
+    samples: Sequence[Sample], *, budget_tokens: int, fields: Sequence[Field] = (), device: str | torch.device = "cpu"
+) -> list[MicroBatch]:
+    """All samples that have action tokens, each once, longest first; a padded micro-batch holds at most `budget_tokens`.
+
+    A sample longer than the budget gets a micro-batch of its own. Longest first: if memory does not suffice, the
+    first one says so. Samples without action tokens are left out, `restore` gives them zeros.
+
+    Raises ValueError if a sample's lists differ in length, if a name of `fields` is missing, or if the first token of a
+    sample is an action (nothing predicts it).
+    """
+    if budget_tokens < 1:
+        raise ValueError(f"budget_tokens must be at least 1, not {budget_tokens}")
+    lengths = [_used_length(sample, fields) for sample in samples]
+    order = sorted((i for i, n in enumerate(lengths) if n > 0), key=lambda i: -lengths[i])
+    batches: list[MicroBatch] = []
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]]
+        rows = order[start : start + max(1, budget_tokens // longest)]
+        batches.append(_pad(samples, rows, longest, fields, torch.device(device)))
+        start += len(rows)
+    return batches
+
+
+def restore(samples: Sequence[Sample], outputs: Sequence[tuple[MicroBatch, Tensor]]) -> list[list[float]]:
+    """Per-token results `[B, T]` of each micro-batch, as one list per sample in its order, 0 off the mask."""
+    lists = [[0.0] * len(sample.ids) for sample in samples]
+    for batch, output in outputs:
+        kept = torch.where(batch.mask, output.detach().float(), 0.0).tolist()
+        for row, values in zip(batch.rows, kept, strict=True):
+            used = min(len(values), len(lists[row]))
+            lists[row][:used] = values[:used]
+    return lists
+
+
+def rollout_tokens(samples: Sequence[Sample]) -> list[int]:
+    """For each sample, the action tokens of its whole rollout. A sample without `rollout_id` is a rollout of its own."""
+    keys = [sample.rollout_id or f"\0{i}" for i, sample in enumerate(samples)]
+    totals: dict[str, int] = {}
+    for key, sample in zip(keys, samples, strict=True):
+        totals[key] = totals.get(key, 0) + sum(sample.mask)
+    return [totals[key] for key in keys]
+
+
+def count_rollouts(samples: Sequence[Sample]) -> int:
+    """Distinct rollouts with at least one action token: the denominator of the rollout-mean losses."""
+    return len({sample.rollout_id or f"\0{i}" for i, sample in enumerate(samples) if any(sample.mask)})
+
+
+def _used_length(sample: Sample, fields: Sequence[Field]) -> int:
+    """Length up to the last action token; 0 if there is none."""
+    size = len(sample.ids)
+    name = sample.rollout_id or "a sample"
+    if len(sample.mask) != size:
+        raise ValueError(f"{name}: {size} ids, but a mask of {len(sample.mask)}")
+    last = max((i for i, bit in enumerate(sample.mask) if bit), default=-1)
+    if last < 0:
+        return 0
+    if sample.mask[0]:
+        raise ValueError(f"{name}: the first token is an action, but nothing precedes it")
+    for column in fields:
+        if len(getattr(sample, column)) != size:
+            raise ValueError(f"{name}: {column} holds {len(getattr(sample, column))} entries, {size} are needed")
+    return last + 1
+
+
+def _pad(samples: Sequence[Sample], rows: Sequence[int], longest: int, fields: Sequence[Field], device: torch.device) -> MicroBatch:
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    columns = {name: torch.zeros(len(rows), longest) for name in fields}
+    for b, row in enumerate(rows):
+        sample = samples[row]
+        used = min(longest, len(sample.ids))
+        ids[b, :used] = torch.tensor(sample.ids[:used])
+        mask[b, :used] = torch.tensor(sample.mask[:used], dtype=torch.bool)
+        for name in fields:
+            columns[name][b, :used] = torch.tensor(getattr(sample, name)[:used])
+    return MicroBatch(tuple(rows), ids.to(device), mask.to(device), {name: column.to(device) for name, column in columns.items()})

@@ -1,0 +1,187 @@
+"""Policy, value and SFT losses over padded batches. Each takes its denominator, so no split of a batch changes a gradient.
+
+Letters: B rows (one row is one rollout, or one chunk of it), T tokens of the padded row. The mask is 1 on action tokens;
+whatever stands off the mask is never read, NaN included. The objective is maximised: loss = -sum / denominator.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from termrsi.errors import ConfigError
+
+LossKind = Literal["ppo", "grpo", "dapo", "dr_grpo", "gspo", "dppo", "reterm"]
+Anchor = Literal["old", "sampler"]
+
+# Kinds whose denominator counts rollouts; the others count action tokens.
+ROLLOUT_KINDS: frozenset[str] = frozenset({"grpo", "reterm", "gspo", "dr_grpo"})
+
+MAX_LOG_RATIO = 20.0  # e^20 is far beyond every clip; it keeps a stray token from turning the loss into inf
+MIN_LOGP = -30.0  # clamp of Tmax's code before exp
+
+
+def policy_loss(
+    kind: LossKind,
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    delta: float = 0.1,
+    max_tokens: int = 0,
+    denominator: float | None = None,
+    sampler_logp: Tensor | None = None,
+    tis_cap: float = 0.0,
+    anchor: Anchor = "old",
+    divergence: Literal["tv", "kl"] = "tv",
+    rollout_tokens: Tensor | None = None,
+) -> Tensor:
+    """The scalar loss of one (micro-)batch; `logp`, `old_logp`, `advantages`, `mask` are `[B, T]`.
+
+    With rho = exp(logp - old_logp) and clip(rho) = clamp(rho, 1 - clip_low, 1 + clip_high):
+
+    ========== ======================================================== ================================================
+    kind       term                                                     denominator
+    ========== ======================================================== ================================================
+    `ppo`      min(rho A, clip(rho) A) (arXiv:1707.06347, eq. 7)        action tokens (ours)
+    `dapo`     the same (arXiv:2503.14476, eq. 8)                       action tokens
+    `dppo`     M r A, r not clipped; see `dppo_mask`                    action tokens, masked ones included
+    `grpo`     mean of the ppo term over a rollout's tokens             rollouts (arXiv:2402.03300, eq. 3)
+    `reterm`   the same, groups pooled (arXiv:2610.18484, eq. 6)        rollouts of original and recovery groups
+    `dr_grpo`  sum of the ppo term over a rollout's tokens              rollouts x `max_tokens` (arXiv:2503.20783)
+    `gspo`     the ppo term on exp(mean log rho), A the row's mean      rollouts (arXiv:2507.18071, eq. 5)
+    ========== ======================================================== ================================================
+
+    `denominator` is that count over the *whole* batch (for `dr_grpo` the number of rollouts); None counts this call's
+    rows. A row without action tokens adds nothing and is not counted. Where a rollout is cut into several rows,
+    `rollout_tokens` `[B]` is the action tokens of the row's whole rollout, and `denominator` must be given; in `gspo` each
+    row is then a sequence of its own, weighted by its share of the rollout (ours).
+
+    `tis_cap` > 0 multiplies each term by `tis_weights(old_logp, sampler_logp)`. `anchor` says whose probabilities
+    `old_logp` holds: in `dppo` always the sampler's. Raises ConfigError on an unknown kind, on `tis_cap` with a sampler anchor
+    (the ratio would be corrected twice), without `sampler_logp`, and on `dr_grpo` without `max_tokens`.
+    """
+    _check(kind, max_tokens, tis_cap, anchor, sampler_logp)
+    on = mask.bool()
+    logp, old_logp, advantages = (torch.where(on, _wide(x), 0.0) for x in (logp, old_logp, advantages))
+    row_tokens = on.sum(1)
+    if kind == "dppo":
+        keep = dppo_mask(logp, old_logp, advantages, delta=delta, divergence=divergence)
+        terms = keep * torch.exp(logp - old_logp.clamp(MIN_LOGP, 0.0)) * advantages
+    elif kind == "gspo":
+        terms = _sequence_terms(logp, old_logp, advantages, row_tokens, clip_low, clip_high)
+    else:
+        terms = _clipped(_ratio(logp - old_logp), advantages, clip_low, clip_high)
+    if tis_cap > 0.0 and sampler_logp is not None:
+        terms = terms * tis_weights(old_logp, torch.where(on, _wide(sampler_logp), 0.0), cap=tis_cap)
+    terms = torch.where(on, terms, 0.0)
+    if kind in ROLLOUT_KINDS:
+        if kind != "dr_grpo":
+            whole = row_tokens if rollout_tokens is None else rollout_tokens
+            terms = terms / whole.clamp(min=1).unsqueeze(1)
+        count = float((row_tokens > 0).sum()) if denominator is None else denominator
+        count *= max_tokens if kind == "dr_grpo" else 1
+    else:
+        count = float(row_tokens.sum()) if denominator is None else denominator
+    return -terms.sum() / max(count, 1.0)
+
+
+def dppo_mask(
+    logp: Tensor,
+    sampler_logp: Tensor,
+    advantages: Tensor,
+    *,
+    delta: float = 0.1,
+    divergence: Literal["tv", "kl"] = "tv",
+) -> Tensor:
+    """1 where a token may move the policy, 0 where it has left the trust region and moves away: same shape, detached.
+
+    DPPO (arXiv:2602.04879) as the code of Tmax (arXiv:2606.23321) has it: mu the sampler's and pi the learner's
+    probability, both log-probabilities clamped to [-30, 0]; D is |mu - pi| (`tv`) or the Bernoulli KL(mu || pi) (`kl`)
+    over {the token, everything else}. Masked iff D > delta and the step would widen it:
+    A > 0 with pi > mu, or A < 0 with pi < mu.
+    """
+    with torch.no_grad():
+        # float64: 1 - 1e-9 is 1 in float32, and log(1 - pi) would be -inf.
+        log_pi, log_mu = logp.double().clamp(MIN_LOGP, 0.0), sampler_logp.double().clamp(MIN_LOGP, 0.0)
+        pi, mu = log_pi.exp(), log_mu.exp()
+        if divergence == "tv":
+            distance = (mu - pi).abs()
+        else:
+            p, q = pi.clamp(1e-9, 1 - 1e-9), mu.clamp(1e-9, 1 - 1e-9)
+            distance = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+        away = ((advantages > 0) & (log_pi > log_mu)) | ((advantages < 0) & (log_pi < log_mu))
+        # D = delta is kept, and float32 log-probabilities reach it only to about 1e-7.
+        return (~((distance > delta + 1e-6) & away)).to(logp.dtype)
+
+
+def tis_weights(old_logp: Tensor, sampler_logp: Tensor, *, cap: float = 2.0) -> Tensor:
+    """Truncated importance weights clamp(pi_old / mu, 0, cap), same shape, detached (as in verl and slime: cap 2)."""
+    with torch.no_grad():
+        return _ratio(old_logp.detach() - sampler_logp.detach()).clamp(max=cap)
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, *, clip: float, denominator: float | None = None
+) -> Tensor:
+    """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), summed over action tokens `[B, T]` (the common form).
+
+    Denominator: action tokens of the whole batch (None: of this call). `clip` = 0 switches the clip off.
+    """
+    on = mask.bool()
+    values, returns, old_values = (torch.where(on, _wide(x), 0.0) for x in (values, returns, old_values))
+    errors = (values - returns).square()
+    if clip > 0.0:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        errors = torch.maximum(errors, (near - returns).square())
+    count = float(on.sum()) if denominator is None else denominator
+    return 0.5 * torch.where(on, errors, 0.0).sum() / max(count, 1.0)
+
+
+def sft_loss(logp: Tensor, mask: Tensor, *, denominator: float | None = None) -> Tensor:
+    """Cross-entropy: -sum of `logp` `[B, T]` over the action tokens.
+
+    Denominator: action tokens of the whole batch (None: of this call).
+    """
+    on = mask.bool()
+    count = float(on.sum()) if denominator is None else denominator
+    return -torch.where(on, _wide(logp), 0.0).sum() / max(count, 1.0)
+
+
+def _check(kind: str, max_tokens: int, tis_cap: float, anchor: str, sampler_logp: Tensor | None) -> None:
+    kinds = get_args(LossKind)
+    if kind not in kinds:
+        raise ConfigError(f"unknown policy loss {kind!r}", "algo.loss", f"one of {', '.join(kinds)}")
+    if anchor not in get_args(Anchor):
+        raise ConfigError(f"unknown anchor {anchor!r}", "algo.loss", f"one of {', '.join(get_args(Anchor))}")
+    if kind == "dr_grpo" and max_tokens < 1:
+        raise ConfigError("dr_grpo divides by a constant length", "algo.loss", "max_tokens must be at least 1")
+    if tis_cap > 0.0 and (anchor == "sampler" or kind == "dppo"):
+        raise ConfigError("TIS on top of a ratio to the sampler corrects twice", "algo.loss", "tis_cap=0, or anchor=old")
+    if tis_cap > 0.0 and sampler_logp is None:
+        raise ConfigError("TIS needs the sampler's log-probabilities", "algo.loss", "pass sampler_logp, or tis_cap=0")
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+def _sequence_terms(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, row_tokens: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    """GSPO's term of each row, repeated on its tokens, so that the mean over tokens is the term itself: `[B, T]`."""
+    length = row_tokens.clamp(min=1)
+    ratio = _ratio((logp - old_logp).sum(1) / length)
+    term = _clipped(ratio, advantages.sum(1) / length, clip_low, clip_high)
+    return term.unsqueeze(1).expand_as(logp)

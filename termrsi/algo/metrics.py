@@ -1,0 +1,141 @@
+"""Numbers that describe a batch or an evaluation. numpy only; no torch.
+
+Letters: K action tokens, N tasks, k attempts of one task.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its confidence bounds."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far two log-probabilities of the same tokens lie apart: mean and largest |d|, and k3 = mean of e^d - 1 - d."""
+
+    mean: float
+    max: float
+    k3: float
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float | None:
+    """1 - Var(R - V) / Var(R) over action tokens `[K]`; None where it is undefined: no token, or equal returns.
+
+    Perfect 1, any constant 0, sign-flipped negative. Returns of small lambda flatter the critic: compare at lambda = 1.
+    """
+    if len(returns) == 0 or np.ptp(returns) == 0.0:
+        return None
+    returns = np.asarray(returns, np.float64)
+    return float(1.0 - np.var(returns - values) / np.var(returns))
+
+
+def ratios(logp: np.ndarray, old_logp: np.ndarray) -> np.ndarray:
+    """exp(logp - old_logp) `[K]`, the exponent held in [-20, 20] as in the losses."""
+    return np.exp(np.clip(np.asarray(logp, np.float64) - old_logp, -20.0, 20.0))
+
+
+def clip_fraction(ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float, clip_high: float) -> float:
+    """Share of tokens `[K]` whose gradient the PPO clip removes; 0 if there are none."""
+    clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
+    return float(clipped.mean()) if len(ratio) else 0.0
+
+
+def logp_gap(logp: np.ndarray, sampler_logp: np.ndarray) -> Gap:
+    """Gap between learner and sampler over action tokens `[K]`, d = log pi - log mu; zeros if there are none.
+
+    k3 is the estimator of KL(mu || pi) that is never negative (Schulman, "Approximating KL divergence").
+    """
+    if len(logp) == 0:
+        return Gap(0.0, 0.0, 0.0)
+    d = np.clip(np.asarray(logp, np.float64) - sampler_logp, -20.0, 20.0)
+    return Gap(float(np.abs(d).mean()), float(np.abs(d).max()), float((np.expm1(d) - d).mean()))
+
+
+def mean_at_k(passes: Sequence[Sequence[bool]]) -> float:
+    """Mean over tasks of passes / attempts. Raises ValueError without tasks, or if a task has no attempt."""
+    return float(np.mean(_rates(passes)))
+
+
+def pass_at_k(num_attempts: int, num_passed: int, k: int) -> float:
+    """Unbiased chance that one of k attempts passes, 1 - C(n - c, k) / C(n, k) (arXiv:2107.03374, eq. 1).
+
+    Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    """
+    if not (1 <= k <= num_attempts and 0 <= num_passed <= num_attempts):
+        raise ValueError(f"pass@{k} of {num_passed} in {num_attempts} is undefined")
+    return 1.0 - math.comb(num_attempts - num_passed, k) / math.comb(num_attempts, k)
+
+
+def mean_pass_at_k(passes: Sequence[Sequence[bool]], k: int) -> float:
+    """`pass_at_k` averaged over tasks. Raises ValueError without tasks, or if one has fewer than k attempts."""
+    if not passes:
+        raise ValueError("no task, no pass@k")
+    return float(np.mean([pass_at_k(len(task), sum(map(bool, task)), k) for task in passes]))
+
+
+def wilson_interval(num_passed: int, num_attempts: int, *, confidence: float = 0.95) -> Interval:
+    """Score interval of a proportion (Wilson 1927), honest at 0 and 1. For independent attempts, one per task.
+
+    Raises ValueError unless 0 <= passed <= attempts and attempts >= 1.
+    """
+    if num_attempts < 1 or not 0 <= num_passed <= num_attempts:
+        raise ValueError(f"{num_passed} of {num_attempts} is no proportion")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    p, n = num_passed / num_attempts, num_attempts
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # At 0 and n passes one bound equals the estimate, up to rounding.
+    return Interval(p, max(0.0, min(centre - half, p)), min(1.0, max(centre + half, p)))
+
+
+def bootstrap_interval(
+    passes: Sequence[Sequence[bool]], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Mean@k with a percentile interval over resampled tasks: attempts of one task are not independent."""
+    rates = _rates(passes)
+    return _percentiles(rates, confidence, resamples, seed)
+
+
+def paired_bootstrap_interval(
+    before: Sequence[Sequence[bool]],
+    after: Sequence[Sequence[bool]],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Mean@k of `after` minus that of `before` on the same tasks in the same order; tasks are resampled in pairs.
+
+    Hard tasks are hard for both, so pairing takes their spread out. Raises ValueError if the numbers of tasks differ.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} tasks before, {len(after)} after: they must be the same")
+    return _percentiles(_rates(after) - _rates(before), confidence, resamples, seed)
+
+
+def _rates(passes: Sequence[Sequence[bool]]) -> np.ndarray:
+    if not passes or not all(len(task) for task in passes):
+        raise ValueError("every evaluation needs a task, and every task an attempt")
+    return np.array([float(np.mean([bool(attempt) for attempt in task])) for task in passes])
+
+
+def _percentiles(values: np.ndarray, confidence: float, resamples: int, seed: int) -> Interval:
+    rng = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    rows = max(1, 1_000_000 // len(values))  # a few MiB at a time
+    for start in range(0, resamples, rows):
+        picks = rng.integers(0, len(values), size=(min(rows, resamples - start), len(values)))
+        means[start : start + len(picks)] = values[picks].mean(1)
+    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return Interval(float(values.mean()), float(low), float(high))

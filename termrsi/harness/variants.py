@@ -1,0 +1,84 @@
+"""Harnesses as data: prompts, worked examples, done rule, observation wording. One episode engine plays all of them.
+
+`react` is the general harness (bash + done, as ReTerm's appendix A.1 has it), used for training and evaluation. The two others
+assist discovery (RSR, arXiv 2610.02826) and are never trained on as they are: `fewshot` shows worked examples, `retry` also
+runs the verifier when the agent claims to be done and lets it go on after a failure. All wording is ours.
+"""
+
+from dataclasses import dataclass
+
+from termrsi.errors import ConfigError
+from termrsi.records import Message
+
+_SYSTEM = (
+    "You work in a Linux terminal. The working directory is /app. Solve the user's task with shell commands.\n"
+    "Reply with exactly one command in a ```bash block. You then see its output. "
+    "The shell keeps its directory and variables between commands.\n"
+    "When the task is solved, reply with the single word DONE."
+)
+
+_EXAMPLES = (
+    ("Create a directory named photos.", "mkdir photos"),
+    ("Write the number of lines of list.csv to lines.txt.", "wc -l < list.csv > lines.txt"),
+    ("Put every line of server.log that contains WARN into warn.log.", "grep WARN server.log > warn.log"),
+    ("Replace blue with green everywhere in colors.conf.", "sed -i 's/blue/green/g' colors.conf"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One harness. `examples` are pairs of task and the command that solves it, shown as earlier conversation turns."""
+
+    name: str
+    system: str
+    examples: tuple[tuple[str, str], ...] = ()
+    assisting: bool = False
+    checks_on_done: int = 0  # how often the verifier may answer a claim to be done within one episode
+    failed_check: str = ""
+
+    def messages(self, instruction: str, guidance: str = "") -> list[Message]:
+        """The conversation up to the task. `guidance` (a runbook) stands before the task, so that it can be stripped."""
+        messages = [Message("system", self.system)]
+        for task, command in self.examples:
+            messages += [Message("user", task), Message("assistant", f"```bash\n{command}\n```")]
+            messages += [Message("user", observation("", 0)), Message("assistant", "DONE")]
+        text = f"{guidance}\n\nTask: {instruction}" if guidance else instruction
+        return [*messages, Message("user", text)]
+
+
+_VARIANTS = {
+    v.name: v
+    for v in (
+        Variant("react", _SYSTEM),
+        Variant("fewshot", _SYSTEM, examples=_EXAMPLES, assisting=True),
+        Variant(
+            "retry",
+            _SYSTEM,
+            examples=_EXAMPLES,
+            assisting=True,
+            checks_on_done=2,
+            failed_check="A check of the result failed: the task is not solved yet. Look at the files and try another command.",
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_VARIANTS)
+
+
+def get(name: str) -> Variant:
+    """Raises ConfigError if there is no such harness."""
+    if name not in _VARIANTS:
+        raise ConfigError(f"unknown harness {name!r}", "harness", f"valid: {', '.join(_VARIANTS)}")
+    return _VARIANTS[name]
+
+
+def observation(output: str, exit_code: int, *, timed_out: bool = False, limit_chars: int = 2000) -> str:
+    """What the agent sees of a command: exit code first, then output, its middle cut out beyond `limit_chars`."""
+    head = "[timed out]" if timed_out else f"[exit {exit_code}]"
+    text = output.rstrip("\n")
+    if len(text) > limit_chars:
+        half = limit_chars // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return f"{head}\n{text}" if text else head

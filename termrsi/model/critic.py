@@ -1,0 +1,161 @@
+"""The value model: the body of a causal LM and a linear head. The value of an action token is that of the prefix before it.
+
+V_k = head(hidden state k - 1): it has seen every observation so far and not the token itself (turn-boundary GAE needs that).
+It shares no memory with a policy. `termrsi.ports.Critic` is this with `async`, `publish` and `pull`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel
+
+from termrsi.algo import batch as batching
+from termrsi.algo import loss as losses
+from termrsi.algo import metrics
+from termrsi.errors import CheckpointError, ConfigError
+from termrsi.model import checkpoint
+from termrsi.model.logprob import hidden_before
+from termrsi.model.masters import Compute, Masters
+from termrsi.model.policy import enable_checkpointing, learn, load_module, untied_state
+from termrsi.records import Sample, UpdateMetrics
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class CriticModel:
+    """Body and value head, all trained, with the optimizer, masters and micro-batches of `PolicyModel`.
+
+    `directory` is a causal LM (then the head is new: weights of standard deviation 0.01 / sqrt(hidden size), bias 0, drawn
+    from `seed`) or one written by `save`. The head computes in float32. Raises CheckpointError and ConfigError as PolicyModel.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        compute: Compute = "bf16",
+        device: str | torch.device = "cpu",
+        micro_tokens: int = 4096,
+        betas: tuple[float, float] = (0.9, 0.95),
+        max_grad_norm: float = 1.0,
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if compute not in ("bf16", "fp32"):
+            raise ConfigError(f"unknown compute {compute!r}", "model.critic", "bf16 or fp32")
+        self._compute: Compute = compute
+        self._device = torch.device(device)
+        self._micro_tokens, self._seed = micro_tokens, seed
+        self._betas, self._max_grad_norm = betas, max_grad_norm
+        self._gradient_checkpointing = gradient_checkpointing
+        self.load(directory)
+
+    def load(self, directory: Path | str) -> str:
+        """Weights from a directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
+        checkpoint.verify(directory)
+        body = load_module(AutoModel, directory)
+        head = _make_head(int(body.config.get_text_config().hidden_size), self._seed)
+        saved = Path(directory) / HEAD_FILE
+        if saved.exists():
+            try:
+                head.load_state_dict(load_file(saved))
+            except (RuntimeError, OSError) as error:
+                raise CheckpointError(f"the value head does not fit ({error})", str(saved)) from error
+        if self._gradient_checkpointing:
+            enable_checkpointing(body)
+        self._source, self._body, self._head = Path(directory), body, head
+        self._module = nn.ModuleDict({"body": body, "value_head": head}).to(self._device)
+        half = body if self._compute == "bf16" else None
+        self._masters = Masters(self._module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm)
+        return self.checksum()
+
+    def save(self, directory: Path | str) -> str:
+        """The body as a bf16 Hugging Face directory, the head beside it in float32; returns the checksum."""
+        body = {name: tensor.to(torch.bfloat16) for name, tensor in untied_state(self._body).items()}
+        with checkpoint.atomic_directory(directory) as temporary:
+            self._body.save_pretrained(temporary, state_dict=body)
+            checkpoint.set_config_dtype(temporary)
+            checkpoint.copy_tokenizer(self._source, temporary)
+            save_file({name: tensor.contiguous() for name, tensor in self._head.state_dict().items()}, temporary / HEAD_FILE)
+        return self.checksum()
+
+    def state(self) -> dict[str, Tensor]:
+        """What `save` writes, in memory: body in bf16 (`body.*`), head in float32 (`value_head.*`)."""
+        return {
+            name: tensor if name.startswith("value_head.") else tensor.to(torch.bfloat16)
+            for name, tensor in untied_state(self._module).items()
+        }
+
+    def checksum(self) -> str:
+        """Of `state`."""
+        return checkpoint.checksum(self.state())
+
+    def weights_only(self) -> dict[str, Tensor]:
+        """Copies of the float32 weights, for the hand-off to another critic; no optimizer state."""
+        return self._masters.weights()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> str:
+        """Take over what `weights_only` gave, with a fresh optimizer; returns the checksum. Raises CheckpointError."""
+        self._masters.load_weights(weights)
+        return self.checksum()
+
+    @property
+    def fresh_optimizer(self) -> bool:
+        """True until the first update after a load or a hand-off."""
+        return not self._masters.has_moments
+
+    def values(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Value of the prefix before each action token: one list per sample, as long as its ids, 0 off the mask."""
+        with torch.no_grad():
+            batches = self._split(samples, ())
+            return batching.restore(samples, [(batch, self._forward(batch)) for batch in batches])
+
+    def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
+        """One step of `algo.loss.value_loss` towards `returns`, clipped around `old_values`; denominator: all action tokens.
+
+        Without a clip (0) `old_values` may be missing. `extra` holds `explained_variance` unless it is undefined.
+        """
+        clipped = value_clip > 0.0
+        fields: list[batching.Field] = ["returns", "old_values"] if clipped else ["returns"]
+        count = float(sum(sum(sample.mask) for sample in samples))
+        seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+        def one(micro: batching.MicroBatch) -> Tensor:
+            values, returns = self._forward(micro), micro.columns["returns"]
+            old = micro.columns.get("old_values", values.detach())
+            seen.append((_numpy(values, micro), _numpy(returns, micro)))
+            return losses.value_loss(values, returns, old, micro.mask, clip=value_clip, denominator=count)
+
+        result = learn(self._masters, self._split(samples, fields), one, lr)
+        if seen:
+            values, returns = (np.concatenate(part) for part in zip(*seen, strict=True))
+            explained = metrics.explained_variance(values, returns)
+            result.extra.update(value_mean=float(values.mean()), return_mean=float(returns.mean()))
+            result.extra.update({} if explained is None else {"explained_variance": explained})
+        return result
+
+    def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
+        return batching.micro_batches(samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device)
+
+    def _forward(self, micro: batching.MicroBatch) -> Tensor:
+        """Values `[B, T]`, 0 off the mask."""
+        hidden = hidden_before(self._body, micro.ids, micro.mask)
+        values = self._head(hidden.float()).squeeze(1)
+        return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, values)
+
+
+def _make_head(hidden_size: int, seed: int) -> nn.Linear:
+    head = nn.Linear(hidden_size, 1)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        head.weight.normal_(0.0, 0.01 / hidden_size**0.5, generator=generator)
+        head.bias.zero_()
+    return head
+
+
+def _numpy(column: Tensor, micro: batching.MicroBatch) -> np.ndarray:
+    return column.detach()[micro.mask].double().cpu().numpy()

@@ -1,0 +1,122 @@
+"""Float32 master weights with AdamW, and the bf16 copies the module computes with.
+
+In bf16 alone a step of 5e-7 rounds to nothing. So the module holds bf16 parameters, each with a float32 master; a gradient
+moves to its master as soon as it is complete, micro-batches add up in float32, and after the step the masters are rounded back.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from termrsi.errors import CheckpointError
+
+Compute = Literal["bf16", "fp32"]
+
+
+class Masters:
+    """The trainable parameters of one module and their optimizer. The module is changed in place.
+
+    `half` is the part that computes in bf16 (None: nothing does, and the parameters are their own masters).
+    AdamW, betas (0.9, 0.95) (ours: the second moment forgets in tens of steps, as long as a phase lasts), weight decay 0.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, half: nn.Module | None, betas: tuple[float, float] = (0.9, 0.95), max_grad_norm: float = 1.0
+    ) -> None:
+        self._betas, self._max_grad_norm = betas, max_grad_norm
+        # A tied weight has one name here: named_parameters yields each parameter once.
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        originals = {name: p.detach().float().clone() for name, p in self._parameters.items()} if half is not None else {}
+        if half is not None:
+            half.to(torch.bfloat16)
+        self._masters: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            if parameter.dtype == torch.float32:
+                self._masters[name] = parameter
+            else:
+                self._masters[name] = originals[name].requires_grad_()
+                parameter.register_post_accumulate_grad_hook(_mover(self._masters[name]))
+        self.reset_optimizer()
+
+    def reset_optimizer(self) -> None:
+        """Forget moments, step counts and gradients."""
+        masters = list(self._masters.values())
+        self._optimizer = torch.optim.AdamW(masters, lr=0.0, betas=self._betas, weight_decay=0.0, fused=True)
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Before the first micro-batch, so that a batch that failed half-way leaves nothing behind."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._masters[name].grad = None
+
+    def step(self, lr: float) -> float:
+        """One step on the gradients so far; returns their norm before clipping. A norm that is not finite changes nothing."""
+        masters = list(self._masters.values())
+        norm = torch.nn.utils.clip_grad_norm_(masters, self._max_grad_norm)
+        if bool(torch.isfinite(norm)):
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self._round_back(self._parameters)
+        self.drop_gradients()
+        return float(norm)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the float32 masters by parameter name."""
+        return {name: master.detach().clone() for name, master in self._masters.items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Weights only: the optimizer starts afresh. Raises CheckpointError if names or shapes differ."""
+        self._check(weights)
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(weights[name])
+        self._round_back(self._parameters)
+        self.reset_optimizer()
+
+    def training_state(self) -> dict[str, Tensor]:
+        """All that a resumed run needs to go on bit for bit: masters (`master.*`), moments and step counts (`optimizer.*`)."""
+        state = {f"master.{name}": master.detach().clone() for name, master in self._masters.items()}
+        for name, master in self._masters.items():
+            for key, value in self._optimizer.state.get(master, {}).items():
+                state[f"optimizer.{key}.{name}"] = value.detach().clone()
+        return state
+
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `training_state` returned. Raises CheckpointError if it is of another model."""
+        self.load_weights({k.removeprefix("master."): v for k, v in state.items() if k.startswith("master.")})
+        for full, value in state.items():
+            kind, _, rest = full.partition(".")
+            key, _, name = rest.partition(".")
+            if kind == "optimizer":
+                self._optimizer.state[self._masters[name]][key] = value.to(self._masters[name].device).clone()
+
+    @property
+    def has_moments(self) -> bool:
+        """False for a fresh optimizer."""
+        return len(self._optimizer.state) > 0
+
+    def _round_back(self, names: Iterable[str]) -> None:
+        with torch.no_grad():
+            for name in names:
+                if self._masters[name] is not self._parameters[name]:
+                    self._parameters[name].copy_(self._masters[name])
+
+    def _check(self, weights: Mapping[str, Tensor]) -> None:
+        ours = {name: tuple(master.shape) for name, master in self._masters.items()}
+        theirs = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if ours != theirs:
+            odd = sorted({name for name, _ in ours.items() ^ theirs.items()})
+            raise CheckpointError(f"these weights are of another model ({', '.join(odd[:3])})", "model.masters", "")
+
+
+def _mover(master: Tensor) -> Callable[[Tensor], None]:
+    def move(parameter: Tensor) -> None:
+        grad = parameter.grad
+        if grad is not None:
+            master.grad = grad.float() if master.grad is None else master.grad.add_(grad)
+            parameter.grad = None  # two bytes per weight, held for one layer at a time
+
+    return move

@@ -1,0 +1,277 @@
+"""The learner's policy: a Hugging Face causal LM, plain torch. Samples in; log-probabilities, updates and weights out.
+
+It owns its parameters and its optimizer and knows nothing of actors. `termrsi.ports.Policy` is this with `async` and `publish`.
+"""
+
+import difflib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from termrsi.algo import batch as batching
+from termrsi.algo import loss as losses
+from termrsi.algo import metrics
+from termrsi.errors import CheckpointError, ConfigError
+from termrsi.model import checkpoint
+from termrsi.model.logprob import hidden_before, token_logprobs
+from termrsi.model.masters import Compute, Masters
+from termrsi.records import Sample, UpdateMetrics
+
+LOSS_KEYS = ("kind", "clip_low", "clip_high", "delta", "max_tokens", "tis_cap", "anchor", "divergence")
+ANCHORS = ("old", "sampler", "current")
+# Logits are changed between head and softmax in these models, and `token_logprobs` would not know.
+LOGIT_OPTIONS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+TRAINING_FILE = "training.safetensors"
+
+
+class PolicyModel:
+    """A causal LM with float32 masters, AdamW (see `masters`) and micro-batches of at most `micro_tokens` padded tokens.
+
+    `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
+    The module stays in evaluation mode: dropout would make every ratio noisy. Raises CheckpointError if `directory` holds no
+    model that can be used, ConfigError on an unknown `compute`.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        compute: Compute = "bf16",
+        device: str | torch.device = "cpu",
+        micro_tokens: int = 4096,
+        betas: tuple[float, float] = (0.9, 0.95),
+        max_grad_norm: float = 1.0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        if compute not in ("bf16", "fp32"):
+            raise ConfigError(f"unknown compute {compute!r}", "model.policy", "bf16 or fp32")
+        self._compute: Compute = compute
+        self._device = torch.device(device)
+        self._micro_tokens = micro_tokens
+        self._betas, self._max_grad_norm = betas, max_grad_norm
+        self._gradient_checkpointing = gradient_checkpointing
+        self.load(directory)
+
+    # Reading and writing
+
+    def load(self, directory: Path | str) -> str:
+        """Weights from a Hugging Face directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
+        checkpoint.verify(directory)
+        module = load_module(AutoModelForCausalLM, directory)
+        nn.Module.to(module, self._device)  # transformers' own wrapper has no signature
+        head = module.get_output_embeddings()
+        odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
+        if not isinstance(head, nn.Linear) or odd:
+            raise CheckpointError(f"unsupported output head ({', '.join(odd) or type(head).__name__})", str(directory))
+        if self._gradient_checkpointing:
+            enable_checkpointing(module)
+        self._source, self._module, self._head = Path(directory), module, head
+        half = module if self._compute == "bf16" else None
+        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm)
+        return self.checksum()
+
+    def save(self, directory: Path | str) -> str:
+        """A complete Hugging Face directory in bf16, tokenizer included; returns the checksum of the weights in it."""
+        state = self.state()
+        with checkpoint.atomic_directory(directory) as temporary:
+            self._module.save_pretrained(temporary, state_dict=state)
+            checkpoint.set_config_dtype(temporary)
+            checkpoint.copy_tokenizer(self._source, temporary)
+        return checkpoint.checksum(state)
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights to publish: bf16, under the module's own (Hugging Face) names, a tied weight once.
+
+        Under bf16 compute these are the live parameters, not copies: they change with the next update.
+        """
+        return {name: tensor.to(torch.bfloat16) for name, tensor in untied_state(self._module).items()}
+
+    def checksum(self) -> str:
+        """Of `state`."""
+        return checkpoint.checksum(self.state())
+
+    def save_training(self, directory: Path | str) -> None:
+        """Masters and optimizer, about 12 bytes per weight: with it a resumed run goes on bit for bit."""
+        with checkpoint.atomic_directory(directory) as temporary:
+            save_file(self._masters.training_state(), temporary / TRAINING_FILE)
+            (temporary / "config.json").write_text(json.dumps({"checksum": self.checksum()}))
+
+    def load_training(self, directory: Path | str) -> str:
+        """Go on from `save_training`; returns the checksum. Raises CheckpointError."""
+        checkpoint.verify(directory)
+        self._masters.load_training_state(load_file(Path(directory) / TRAINING_FILE, device=str(self._device)))
+        return self.checksum()
+
+    # Learning
+
+    def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """Log-probabilities of the action tokens under the present weights.
+
+        One list per sample, as long as its ids, 0 off the mask.
+        """
+        with torch.no_grad():
+            batches = self._split(samples, ())
+            return batching.restore(samples, [(batch, self._forward(batch)[0]) for batch in batches])
+
+    def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
+        """One optimizer step on the whole batch; `loss` holds arguments of `algo.loss.policy_loss`.
+
+        `anchor`: "old" takes each sample's `old_logp`, "sampler" (always so in `dppo`) its `sampler_logp`, "current" the
+        present weights themselves (first update on a batch: saves the forward pass of `logp`, and the ratio is 1).
+        Raises ConfigError on an unknown key, ValueError if a sample lacks a list that the loss needs.
+        """
+        options = _loss_options(loss)
+        kind = str(options["kind"])
+        anchor = "sampler" if kind == "dppo" else str(options.pop("anchor", "old"))
+        options["anchor"] = "sampler" if anchor == "sampler" else "old"
+        sampled = any(sample.sampler_logp for sample in samples)
+        needs_sampler = sampled or anchor == "sampler" or options.get("tis_cap", 0.0) != 0.0
+        fields: list[batching.Field] = ["advantages"]
+        if anchor == "old":
+            fields.append("old_logp")
+        if needs_sampler:
+            fields.append("sampler_logp")
+        by_rollout = kind in losses.ROLLOUT_KINDS
+        count = batching.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
+        of_rollout = batching.rollout_tokens(samples) if by_rollout else []
+        seen = _Seen()
+
+        def one(micro: batching.MicroBatch) -> Tensor:
+            logp, entropy = self._forward(micro)
+            columns = micro.columns
+            old = {"old": columns.get("old_logp"), "sampler": columns.get("sampler_logp"), "current": logp.detach()}[anchor]
+            assert old is not None, "micro_batches checks that the anchor is there"
+            seen.add(micro, logp, entropy, old)
+            rows = torch.tensor([of_rollout[i] for i in micro.rows], device=self._device) if by_rollout else None
+            return losses.policy_loss(
+                logp=logp,
+                old_logp=old,
+                advantages=columns["advantages"],
+                mask=micro.mask,
+                denominator=float(count),
+                sampler_logp=columns.get("sampler_logp"),
+                rollout_tokens=rows,
+                **options,  # pyright: ignore[reportArgumentType]: keys are checked above, values by policy_loss
+            )
+
+        result = self._learn(self._split(samples, fields), one, lr)
+        result.extra.update(seen.report(options))
+        return result
+
+    def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
+        """One optimizer step of cross-entropy on the action tokens; denominator: all action tokens of `samples`."""
+        count = float(sum(sum(sample.mask) for sample in samples))
+
+        def one(micro: batching.MicroBatch) -> Tensor:
+            return losses.sft_loss(self._forward(micro)[0], micro.mask, denominator=count)
+
+        return self._learn(self._split(samples, ()), one, lr)
+
+    def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
+        return batching.micro_batches(samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device)
+
+    def _forward(self, micro: batching.MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`."""
+        hidden = hidden_before(self._module.base_model, micro.ids, micro.mask)
+        logp, entropy = token_logprobs(hidden, self._head.weight, micro.ids[micro.mask], self._head.bias)
+        return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, logp), entropy
+
+    def _learn(
+        self, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
+    ) -> UpdateMetrics:
+        return learn(self._masters, batches, loss_of, lr)
+
+
+def learn(
+    masters: Masters, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
+) -> UpdateMetrics:
+    """Backward over all micro-batches, then one step. `loss_of` must divide by the whole batch's denominator."""
+    start = time.perf_counter()
+    masters.drop_gradients()
+    total = 0.0
+    for micro in batches:
+        loss = loss_of(micro)
+        loss.backward()
+        total += float(loss.detach())
+    norm = masters.step(lr)
+    extra = {"micro_batches": float(len(batches)), "padded_tokens": float(sum(micro.ids.numel() for micro in batches))}
+    return UpdateMetrics(total, norm, sum(micro.tokens for micro in batches), time.perf_counter() - start, extra)
+
+
+def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
+    """A transformers model in float32, in evaluation mode, from local files only. Raises CheckpointError."""
+    try:
+        return factory.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
+
+
+def enable_checkpointing(module: PreTrainedModel) -> None:
+    """Recompute each layer in the backward pass. transformers does so in training mode only; dropouts are set to 0 for that."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    module.gradient_checkpointing_enable({"use_reentrant": False})
+    module.train()
+
+
+def untied_state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, each storage under its first name only."""
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - {name for name, _ in module.named_parameters()}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
+
+
+def _loss_options(loss: Mapping[str, object]) -> dict[str, object]:
+    for key in loss:
+        if key not in LOSS_KEYS:
+            near = difflib.get_close_matches(key, LOSS_KEYS, n=1)
+            raise ConfigError(f"unknown loss argument {key!r}", "policy.update", f"did you mean {near[0]}?" if near else "")
+    if "kind" not in loss:
+        raise ConfigError("no loss kind", "policy.update", "loss needs the key kind")
+    if loss.get("anchor", "old") not in ANCHORS:
+        raise ConfigError(f"unknown anchor {loss['anchor']!r}", "policy.update", f"one of {', '.join(ANCHORS)}")
+    return dict(loss)
+
+
+@dataclass
+class _Seen:
+    """Action tokens of the micro-batches of one update, for its metrics; all from before the step."""
+
+    parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def add(self, micro: batching.MicroBatch, logp: Tensor, entropy: Tensor, old: Tensor) -> None:
+        columns = {"logp": logp.detach(), "old": old, **micro.columns}
+        part = {name: column[micro.mask].double().cpu().numpy() for name, column in columns.items()}
+        self.parts.append(part | {"entropy": entropy.double().cpu().numpy()})
+
+    def report(self, options: Mapping[str, object]) -> dict[str, float]:
+        if not self.parts:
+            return {}
+        values = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+        ratio = metrics.ratios(values["logp"], values["old"])
+        report = {
+            "ratio_mean": float(ratio.mean()),
+            "ratio_max": float(ratio.max()),
+            "entropy": float(values["entropy"].mean()),
+            "advantage_std": float(values["advantages"].std()),
+        }
+        if options["kind"] == "dppo":
+            logp, old, advantages = (torch.from_numpy(values[name]) for name in ("logp", "old", "advantages"))
+            rule = {key: options[key] for key in ("delta", "divergence") if key in options}
+            keep = losses.dppo_mask(logp, old, advantages, **rule)  # pyright: ignore[reportArgumentType]: as in update
+            report["clip_fraction"] = float((keep == 0).double().mean())
+        else:
+            low, high = (float(str(options.get(key, 0.2))) for key in ("clip_low", "clip_high"))
+            report["clip_fraction"] = metrics.clip_fraction(ratio, values["advantages"], clip_low=low, clip_high=high)
+        if "sampler_logp" in values:
+            gap = metrics.logp_gap(values["logp"], values["sampler_logp"])
+            report |= {"sampler_gap_mean": gap.mean, "sampler_gap_max": gap.max, "sampler_k3": gap.k3}
+        return report

@@ -1,0 +1,236 @@
+"""The driver's core: stages in order, each a directory with a manifest written last; a ledger; a clean end whatever happens.
+
+A run directory belongs to one process at a time. A stage without a manifest is begun again; a finished one is never run twice.
+The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from termrsi import setup
+from termrsi.config import load as configuration
+from termrsi.config.schema import READS, Config, RprConfig, StageConfig
+from termrsi.errors import ConfigError, StageError
+from termrsi.ports import Critic
+from termrsi.records import WeightsVersion
+from termrsi.report import ledger
+from termrsi.report.screen import Screen
+from termrsi.report.sinks import Sinks
+from termrsi.setup import Parts
+from termrsi.stages import collect_recovery, evaluate, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages.base import Context, StageResult
+
+STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
+    "evaluate": evaluate.run,
+    "rsr": rsr.run,
+    "sft": sft.run,
+    "warmup_critic": warmup_critic.run,
+    "rpr": rpr.run,
+    "collect_recovery": collect_recovery.run,
+    "reterm": reterm.run,
+}
+TRAINS = frozenset({"sft", "rpr", "reterm"})  # leave other weights in the policy host than they found
+_LOG = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """One run. `on_started` is called when the actors stand."""
+
+    def __init__(self, config: Config, overrides: list[str]) -> None:
+        self._config = config
+        self._overrides = overrides
+        name = f"{config.experiment or 'run'}-{config.scale}-{config.seed}"
+        self.run_dir = Path(config.run_dir or Path("runs") / name).absolute()
+        self.on_started: Callable[[], None] = lambda: None
+        self._screen = Screen()
+        self._critics: dict[str, WeightsVersion] = {}
+        self._loaded = ""  # the directory whose weights policy and generator both hold
+
+    async def run(self) -> None:
+        """Raises what stopped it, after everything it started has ended."""
+        config = self._config
+        setup.preflight(config, self.run_dir)
+        with _locked(self.run_dir):
+            names = [n for n in config.pipeline if not config.stage or n == config.stage]
+            todo = [n for n in names if not self._finished(n)]
+            self._check_inputs(todo)
+            if not todo:
+                self._screen.say(f"every stage is finished in {self.run_dir}")
+                self._show()
+                return
+            configuration.record(config, self._overrides, self.run_dir)
+            sinks = Sinks(config, self.run_dir)
+            parts = setup.parts(config, self._screen.say)
+            try:
+                await parts.start()
+                self.on_started()
+                for name in todo:
+                    await self._stage(name, config.stages[name], parts, sinks)
+            except OSError as error:
+                raise StageError(
+                    f"{error.strerror}: {error.filename}", str(self.run_dir), "free it and give the same command again"
+                ) from error
+            finally:
+                sinks.close()
+                await asyncio.shield(parts.close())
+            self._show()
+
+    def _show(self) -> None:
+        self._screen.ledger(ledger.read(self.run_dir))
+        self._screen.say(f"ledger: {self.run_dir / 'ledger.md'}")
+
+    # Which stages are finished, and on what they stand
+
+    def _dir(self, name: str) -> Path:
+        return self.run_dir / "stages" / name
+
+    def _manifest(self, name: str) -> dict[str, Any] | None:  # Any: parsed JSON
+        path = self._dir(name) / "manifest.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def _finished(self, name: str) -> bool:
+        manifest = self._manifest(name)
+        if manifest is None:
+            return False
+        if manifest["fingerprint"] != self._fingerprint(name):
+            raise ConfigError(
+                f"stage {name!r} in {self.run_dir} was run with another configuration",
+                "run_dir",
+                "take another run_dir, or the old settings",
+            )
+        return True
+
+    def _fingerprint(self, name: str) -> str:
+        """Of everything that a stage's result depends on besides its inputs."""
+        c = self._config
+        what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+    def _check_inputs(self, todo: list[str]) -> None:
+        for name in todo:
+            for key in READS:
+                source = getattr(self._config.stages[name], key, "")
+                if source and source != "base" and source not in todo and self._manifest(source) is None:
+                    raise ConfigError(
+                        f"stage {name!r} reads {source!r}, which has not been run in {self.run_dir}", f"stages.{name}.{key}"
+                    )
+
+    def _output(self, source: str, what: str) -> Path:
+        manifest = self._manifest(source)
+        if manifest is None or what not in manifest["entry"]["outputs"]:
+            raise StageError(f"stage {source!r} left no {what}", str(self._dir(source)))
+        return Path(manifest["entry"]["outputs"][what])
+
+    # One stage
+
+    async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
+        out = self._dir(name)
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        self._screen.say(f"stage {name} ({config.kind})")
+        start_s = time.monotonic()
+        policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
+        inputs = {key: self._output(getattr(config, key), READS[key]) for key in ("data", "baseline") if getattr(config, key, "")}
+        await self._use_policy(parts, policy_dir)
+        critic = await self._open_critic(config, parts, policy_dir)
+        ctx = Context(
+            config=self._config,
+            name=name,
+            out=out,
+            tasks=parts.tasks,
+            checks=parts.checks,
+            chat=parts.chat,
+            generator=parts.generator,
+            rollouts=parts.rollouts,
+            policy=parts.policy,
+            critic=critic,
+            queue=parts.queue,
+            scan=parts.scan,
+            inputs=inputs,
+            log=sinks,
+            progress=self._screen,  # type: ignore[arg-type]  # the same three methods
+            sync=lambda: _sync(parts),
+        )
+        if config.kind in TRAINS:
+            self._loaded = ""
+        result: StageResult = await STAGES[config.kind](ctx, config)
+        if critic is not None:
+            await self._hand_on_critic(name, result, critic, parts)
+        ctx.costs.wall_s = time.monotonic() - start_s
+        self._finish(name, config, result, asdict(ctx.costs))
+
+    async def _use_policy(self, parts: Parts, directory: str) -> None:
+        if self._loaded != directory:
+            await parts.policy.load(directory)
+            await _sync(parts)
+            self._loaded = directory
+
+    async def _open_critic(self, config: StageConfig, parts: Parts, policy_dir: str) -> Critic | None:
+        """A fresh host: weights of an earlier stage (object store, else disk), or a new head on the policy's own body."""
+        if config.kind not in {"warmup_critic", "rpr"}:
+            return None
+        critic = await parts.open_critic()
+        source = config.critic if isinstance(config, RprConfig) and config.critic_init.value == "inherit" else ""
+        if source in self._critics:
+            await critic.pull(self._critics[source])
+        else:
+            await critic.load(str(self._output(source, "critic")) if source else policy_dir)
+        return critic
+
+    async def _hand_on_critic(self, name: str, result: StageResult, critic: Critic, parts: Parts) -> None:
+        """The retained critic (which may be of an earlier step than the host's) into the object store; its host ends."""
+        await critic.load(result.outputs["critic"])
+        self._critics[name] = await critic.publish()
+        await parts.close_critic()
+
+    def _finish(self, name: str, config: StageConfig, result: StageResult, costs: dict[str, float]) -> None:
+        entry = ledger.Entry(name, config.kind, result.summary, result.verdict, result.counts, costs, result.outputs)
+        manifest = {
+            "entry": asdict(entry),
+            "finished": time.time(),
+            "fingerprint": self._fingerprint(name),
+            "config": asdict(config),
+        }
+        path = self._dir(name) / "manifest.json"
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps(manifest, indent=1))
+        with draft.open() as file:
+            os.fsync(file.fileno())
+        draft.rename(path)
+        ledger.write(self.run_dir, ledger.read(self.run_dir))
+        self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
+
+
+async def _sync(parts: Parts) -> None:
+    """The policy's present weights to the generator; raises WeightsError if they differ after the pull."""
+    await parts.generator.pull(await parts.policy.publish())
+
+
+class _locked:
+    """A run directory for one process at a time; the lock ends with the process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._dir = run_dir
+
+    def __enter__(self) -> None:
+        self._dir.mkdir(parents=True, exist_ok=True)
+        self._file = (self._dir / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is running in {self._dir}", "run_dir", "wait for it, or take another run_dir"
+            ) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

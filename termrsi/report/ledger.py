@@ -1,0 +1,88 @@
+"""The ledger: what each stage gained and what it cost. A table on screen, JSON and Markdown beside the run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+COLUMNS = ("stage", "kind", "result", "verdict", "episodes", "tokens out", "tokens trained", "sandbox s", "wall s")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One finished stage."""
+
+    stage: str
+    kind: str
+    summary: dict[str, float | int | str | None]
+    verdict: str
+    counts: dict[str, int]
+    costs: dict[str, float]
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def read(run_dir: Path) -> list[Entry]:
+    """Entries of the stages that have a manifest, in the order in which they finished."""
+    manifests = sorted((json.loads(p.read_text()) for p in run_dir.glob("stages/*/manifest.json")), key=lambda m: m["finished"])
+    return [Entry(**m["entry"]) for m in manifests]
+
+
+def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """Table rows, one per stage, in the order of COLUMNS."""
+    return [
+        (
+            e.stage,
+            e.kind,
+            result(e),
+            e.verdict,
+            f"{e.costs.get('episodes', 0):.0f}",
+            f"{e.costs.get('completion_tokens', 0):.0f}",
+            f"{e.costs.get('trained_tokens', 0):.0f}",
+            f"{e.costs.get('sandbox_s', 0):.0f}",
+            f"{e.costs.get('wall_s', 0):.0f}",
+        )
+        for e in entries
+    ]
+
+
+def result(entry: Entry) -> str:
+    """The stage's own figures in one cell."""
+    s = entry.summary
+    if entry.kind == "evaluate":
+        text = f"{_percent(s['mean_at_k'])} [{_percent(s['mean_low'])}, {_percent(s['mean_high'])}] Mean@{s['k']}"
+        text += f", {_percent(s['pass_at_k'])} pass@{s['k']}, progress {_percent(s['progress'])}"
+        if "gain" in s:
+            text += f"; {_percent(s['baseline_mean'])} -> {_percent(s['mean_at_k'])}, gain {_points(s['gain'])} "
+            text += f"[{_points(s['gain_low'])}, {_points(s['gain_high'])}]"
+        return text
+    return ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in s.items())
+
+
+def write(run_dir: Path, entries: Sequence[Entry]) -> None:
+    """`ledger.json` and `ledger.md`."""
+    (run_dir / "ledger.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n")
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(entries)]
+    (run_dir / "ledger.md").write_text("# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
+
+
+def _counts(entries: Sequence[Entry]) -> str:
+    parts = []
+    for e in entries:
+        if e.counts:
+            parts.append(f"**{e.stage}**: " + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in e.counts.items()))
+    return "\n\n".join(parts) + ("\n" if parts else "")
+
+
+def _percent(value: object) -> str:
+    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "-"
+
+
+def _points(value: object) -> str:
+    return f"{100 * value:+.1f}" if isinstance(value, int | float) else "-"
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,53 @@
+"""What a person sees while a run goes on: bars on a terminal, one line per piece of work elsewhere; the ledger as a table."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from termrsi.report.ledger import COLUMNS, Entry, rows
+
+
+class Screen:
+    """Implements the progress of `stages.base`. Lines go to stderr, the ledger to stdout."""
+
+    def __init__(self) -> None:
+        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._task = None
+        self._what, self._total, self._done, self._start_s = "", 0, 0, 0.0
+
+    def say(self, text: str) -> None:
+        self._err.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
+
+    def begin(self, what: str, total: int) -> None:
+        self._what, self._total, self._done, self._start_s = what, total, 0, time.monotonic()
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=self._err, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(what, total=total)
+
+    def advance(self, note: str = "") -> None:
+        self._done += 1
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=f"{self._what} {note}".strip())
+        if note.startswith("dropped:"):
+            self.say(f"{self._what}: {note}")
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self.say(f"{self._what}: {self._done}/{self._total} in {time.monotonic() - self._start_s:.1f} s")
+
+    def ledger(self, entries: Sequence[Entry]) -> None:
+        table = Table(title="Ledger")
+        for column in COLUMNS:
+            table.add_column(column, overflow="fold")
+        for row in rows(entries):
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -1,0 +1,47 @@
+"""Where metrics go: a JSON-lines file always, W&B when asked. A W&B fault costs the curve there, never the run."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from termrsi.config.schema import Config
+
+_LOG = logging.getLogger(__name__)
+
+
+class Sinks:
+    """Call it with a stage's name and its figures."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._wandb: Any = None  # Any: wandb's run object, imported only when it is asked for
+        if config.logger.wandb != "off":
+            self._wandb = _start(config, run_dir)
+
+    def __call__(self, stage: str, figures: dict[str, float]) -> None:
+        self._file.write(json.dumps({"time": time.time(), "stage": stage, **figures}) + "\n")
+        self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log({f"{stage}/{name}": value for name, value in figures.items()})
+
+    def close(self) -> None:
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _start(config: Config, run_dir: Path) -> Any:  # Any: see Sinks
+    import wandb
+
+    try:
+        return wandb.init(
+            project=config.logger.project,
+            name=run_dir.name,
+            dir=str(run_dir),
+            mode="offline" if config.logger.wandb == "offline" else "online",
+        )
+    except (wandb.errors.Error, OSError) as error:
+        _LOG.warning("W&B is off for this run: %s", error)
+        return None

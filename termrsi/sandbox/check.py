@@ -1,0 +1,82 @@
+"""Whether this machine can run local sandboxes: looked at, then tried. Used before any engine starts."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from termrsi.errors import SandboxError
+from termrsi.sandbox.local import LocalOptions, LocalSandbox
+
+KERNEL_SWITCHES = (
+    ("kernel/unprivileged_userns_clone", "0", "unprivileged user namespaces are off (kernel.unprivileged_userns_clone=0)"),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor restricts unprivileged user namespaces (kernel.apparmor_restrict_unprivileged_userns=1)",
+    ),
+    ("user/max_user_namespaces", "0", "user namespaces are off (user.max_user_namespaces=0)"),
+)
+
+
+def why_not(state_dir: Path | str | None = None) -> list[str]:
+    """One sentence per thing that is missing; empty if a trivial sandbox really ran. Not from inside an event loop."""
+    return asyncio.run(probe(state_dir))
+
+
+async def probe(state_dir: Path | str | None = None) -> list[str]:
+    """`why_not` inside an event loop."""
+    reasons = await asyncio.to_thread(_missing)
+    try:
+        await _try(state_dir)
+    except SandboxError as error:
+        return [*reasons, f"a trivial sandbox did not run: {error}"]
+    return []  # it ran: what looked like a reason was none
+
+
+def _missing() -> list[str]:
+    reasons = []
+    if sys.platform != "linux":
+        reasons.append(f"local sandboxes need Linux, this is {sys.platform}")
+        return reasons
+    if not Path("/bin/bash").exists():
+        reasons.append("bash is missing at /bin/bash")
+    if "overlay" not in Path("/proc/filesystems").read_text().split():
+        reasons.append("the kernel has no overlayfs (not in /proc/filesystems; try `modprobe overlay`)")
+    if os.geteuid() != 0:
+        for name, bad, sentence in KERNEL_SWITCHES:
+            switch = Path("/proc/sys", name)
+            if switch.exists() and switch.read_text().strip() == bad:
+                reasons.append(sentence)
+    reasons += _namespaces()
+    return reasons
+
+
+def _namespaces() -> list[str]:
+    """Asks unshare(1), where it is installed: it names the kind that is refused."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return []
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    reasons = []
+    for kind in ("mount", "pid", "net", "ipc", "uts"):
+        fork = ["--fork"] if kind == "pid" else []
+        result = subprocess.run([unshare, *user, f"--{kind}", *fork, "true"], capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            reasons.append(f"no {kind} namespace: {result.stderr.strip() or f'exit code {result.returncode}'}")
+    return reasons
+
+
+async def _try(state_dir: Path | str | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="termrsi-check-") as scratch:
+        sandbox = LocalSandbox(LocalOptions(state_dir=state_dir or scratch, owner="check"))
+        try:
+            await sandbox.start()
+            result = await sandbox.run("echo ready > /tmp/probe && cat /tmp/probe", 10.0)
+            if result.output != "ready\n":
+                raise SandboxError(f"a command answered {result.output!r}", "sandbox.check")
+        finally:
+            await sandbox.close()

@@ -1,0 +1,181 @@
+# Works on names relative to descriptors, which pathlib does not offer:
+# ruff: noqa: PTH115
+"""Copies between the host and a sandbox's tree, by directory descriptors. A link inside can never lead to the host.
+
+Every path inside is opened with openat2 and RESOLVE_IN_ROOT: absolute links and `..` stay under the sandbox's root. No
+program of the sandbox takes part, so an agent that replaced `tar` changes nothing.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import stat
+import struct
+from pathlib import Path, PurePosixPath
+
+from termrsi.sandbox.tree import extents
+
+SYS_OPENAT2 = 437  # the same number on every architecture
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def put(root_fd: int, source: Path, target: str) -> None:
+    """A host file, or the contents of a host directory, to `target` inside; parents are made, owner root. Raises OSError."""
+    if source.is_dir():
+        directory = make_dirs(root_fd, target)
+        try:
+            _put_contents(source, directory)
+        finally:
+            os.close(directory)
+        return
+    path = PurePosixPath("/", target)
+    with contextlib.suppress(OSError):
+        # An existing directory as target takes the file under its own name, as `cp` does.
+        existing = open_in_root(root_fd, target, os.O_RDONLY | os.O_DIRECTORY)
+        os.close(existing)
+        path = path / source.name
+    directory = make_dirs(root_fd, str(path.parent))
+    try:
+        _put_file(source, directory, path.name)
+    finally:
+        os.close(directory)
+
+
+def get(root_fd: int, source: str, target: Path) -> None:
+    """A file, or the contents of a directory, from inside. Links stay links; pipes, sockets and devices are left out."""
+    fd = open_in_root(root_fd, source, os.O_PATH)
+    try:
+        info = os.fstat(fd)
+        if stat.S_ISDIR(info.st_mode):
+            directory = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                _get_contents(directory, target)
+            finally:
+                os.close(directory)
+        elif stat.S_ISREG(info.st_mode):
+            target = target / PurePosixPath(source).name if target.is_dir() else target
+            target.parent.mkdir(parents=True, exist_ok=True)
+            reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+            _get_file(reader, target)
+        else:
+            raise OSError(f"not a file or a directory: {source}")
+    finally:
+        os.close(fd)
+
+
+def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
+    """openat2(2) with the sandbox's root as the root. Raises OSError."""
+    how = ctypes.create_string_buffer(struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS), 24)
+    fd = LIBC.syscall(SYS_OPENAT2, root_fd, os.fsencode(str(PurePosixPath("/", path))), how, 24)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    return fd
+
+
+def make_dirs(root_fd: int, path: str) -> int:
+    """A descriptor of the directory `path` inside, made with its parents where it is missing. Raises OSError."""
+    here = "/"
+    for name in PurePosixPath("/", path).parts[1:]:
+        parent = here
+        here = f"{parent.rstrip('/')}/{name}"
+        try:
+            os.close(open_in_root(root_fd, here, os.O_PATH | os.O_DIRECTORY))
+        except FileNotFoundError:
+            parent_fd = open_in_root(root_fd, parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.mkdir(name, 0o755, dir_fd=parent_fd)
+            finally:
+                os.close(parent_fd)
+    return open_in_root(root_fd, here, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _put_contents(source: Path, directory: int) -> None:
+    for entry in sorted(source.iterdir()):
+        if entry.is_symlink():
+            _unlink(entry.name, directory)
+            os.symlink(os.readlink(entry), entry.name, dir_fd=directory)
+        elif entry.is_dir():
+            if not _is_dir(entry.name, directory):
+                _unlink(entry.name, directory)
+                os.mkdir(entry.name, 0o755, dir_fd=directory)
+            child = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            try:
+                os.fchmod(child, stat.S_IMODE(entry.stat().st_mode) | 0o700)
+                _put_contents(entry, child)
+            finally:
+                os.close(child)
+        elif entry.is_file():
+            _put_file(entry, directory, entry.name)
+
+
+def _put_file(source: Path, directory: int, name: str) -> None:
+    """Always a new file: writing through what is there could follow a link, or reach an open descriptor of a process."""
+    with source.open("rb") as reader:
+        info = os.fstat(reader.fileno())
+        _unlink(name, directory)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        with os.fdopen(fd, "wb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+            writer.flush()
+            os.fchmod(fd, stat.S_IMODE(info.st_mode))
+            os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _get_contents(directory: int, target: Path) -> None:
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries)
+    for name in names:
+        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        new = target / name
+        if stat.S_ISLNK(info.st_mode):
+            new.unlink(missing_ok=True)
+            new.symlink_to(os.readlink(name, dir_fd=directory))
+        elif stat.S_ISDIR(info.st_mode):
+            if new.is_symlink():  # one that an earlier copy brought: not to be walked through
+                new.unlink()
+            new.mkdir(exist_ok=True)
+            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            try:
+                _get_contents(child, new)
+            finally:
+                os.close(child)
+        elif stat.S_ISREG(info.st_mode):
+            # O_NONBLOCK: a pipe put in the file's place in between must not hold us.
+            _get_file(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory), new)
+
+
+def _get_file(fd: int, target: Path) -> None:
+    with os.fdopen(fd, "rb"):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            return
+        target.unlink(missing_ok=True)
+        with target.open("xb") as writer:
+            # A hole stays a hole: a file of an agent can be said to be a terabyte long.
+            writer.truncate(info.st_size)
+            for start, end in extents(fd, info.st_size):
+                offset = start
+                while offset < end and (data := os.pread(fd, min(1 << 20, end - offset), offset)):
+                    offset += os.pwrite(writer.fileno(), data, offset)
+        target.chmod(stat.S_IMODE(info.st_mode) & 0o777)
+        os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _is_dir(name: str, directory: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(name: str, directory: int) -> None:
+    """Removes what stands where a file or link will go; an empty directory too. Raises OSError for a full one."""
+    if _is_dir(name, directory):
+        os.rmdir(name, dir_fd=directory)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)

@@ -1,0 +1,245 @@
+"""A task's image from its Dockerfile: one cached layer over the host's programs.
+
+`FROM` any base means the host as a sandbox sees it (`host.py`): its /usr, /etc, /opt, and a fresh rest. That is a base
+image only in so far as the host has the programs the task wants; a build that misses one fails with the RUN that missed it.
+There is no network in a build. What is not in the subset of `dockerfile.py` is refused by file and line.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from termrsi.errors import SandboxError, TaskError
+from termrsi.records import EnvironmentSpec
+from termrsi.sandbox import dockerfile, tree
+from termrsi.sandbox.dockerfile import Instruction
+
+if TYPE_CHECKING:
+    from termrsi.sandbox.local import LocalSandbox
+
+FORMAT = 1
+OUTPUT_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Layers top first (directories that are never written again), and how a shell starts on them."""
+
+    layers: tuple[str, ...] = ()
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    user: str = "root"
+    digest: str = ""
+
+
+async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_dir: Path | str | None = None) -> Image:
+    """The image of a task, from the cache if it was built before. Without a Dockerfile: the host's programs and no layer.
+
+    Builds of one image at the same time, in this process or another, wait for the first. Raises TaskError for what the
+    Dockerfile asks (file:line), SandboxError if the machine could not build.
+    """
+    context = Path(environment.context)
+    path = context / "Dockerfile"
+    if not environment.context or not path.is_file():
+        return Image(workdir=environment.workdir or "", digest="")
+    steps = dockerfile.parse(path)
+    key = await asyncio.to_thread(_key, path, context)
+    home = Path(cache_dir).absolute() / "images" / key
+    if not (home / "image.json").exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        lock = await _lock(home.with_suffix(".lock"))
+        try:
+            if not (home / "image.json").exists():
+                async with asyncio.timeout(environment.build_timeout_s):
+                    await _build(steps, context, home, state_dir)
+        except TimeoutError as error:
+            raise TaskError(f"build took longer than {environment.build_timeout_s:.0f} s", str(path)) from error
+        finally:
+            os.close(lock)
+    saved = json.loads((home / "image.json").read_text())
+    chain = tuple(str(home / layer) for layer in saved["layers"])
+    return Image(chain, saved["workdir"], saved["env"], "root", key)
+
+
+async def _lock(path: Path) -> int:
+    """Held until its descriptor is closed, or its process ends; keeps out others of this process as well.
+
+    Waits in a thread of its own: the shared ones are few, and the build that is waited for needs them.
+    """
+    loop = asyncio.get_running_loop()
+    locked: asyncio.Future[int] = loop.create_future()
+
+    def deliver(fd: int) -> None:
+        if locked.done():  # the waiter was cancelled
+            os.close(fd)
+        else:
+            locked.set_result(fd)
+
+    def wait() -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            loop.call_soon_threadsafe(deliver, fd)
+        except RuntimeError:  # the loop has been closed meanwhile
+            os.close(fd)
+
+    threading.Thread(target=wait, name="image-lock", daemon=True).start()
+    return await locked
+
+
+def _key(path: Path, context: Path) -> str:
+    """Of the Dockerfile, every file of its context with its mode, the user and this format."""
+    total = hashlib.sha256(repr((FORMAT, os.geteuid())).encode())
+    for file in [path, *_context_files(context)]:
+        relative = file.relative_to(context).as_posix()
+        info = file.lstat()
+        total.update(repr((relative, info.st_mode)).encode())
+        if file.is_symlink():
+            total.update(os.fsencode(file.readlink()))
+        elif file.is_file():
+            total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def _context_files(context: Path) -> Iterator[Path]:
+    for directory, names, files in os.walk(context):
+        names.sort()
+        yield from (Path(directory, name) for name in sorted([*names, *files]))
+
+
+@contextmanager
+def _scratch(home: Path) -> Iterator[Path]:
+    scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=home.parent))
+    try:
+        yield scratch
+    finally:
+        tree.remove(scratch)
+
+
+async def _build(steps: list[Instruction], context: Path, home: Path, state_dir: Path | str | None) -> None:
+    # Imported here: `local` needs `Image` for its options.
+    from termrsi.sandbox.local import LocalOptions, LocalSandbox
+
+    sandbox = LocalSandbox(LocalOptions(state_dir=state_dir, workdir="/", owner="build", pids=1024, disk_mb=4096))
+    await sandbox.start()
+    try:
+        state = _Build(sandbox, context)
+        for step in steps:
+            await state.step(step)
+        if not state.workdir_made:
+            await state.make_workdir()
+        await sandbox.kill_processes()
+        with _scratch(home) as scratch:
+            await sandbox.copy_layer(scratch / "new" / "layer")
+            saved = {"layers": ["layer"], "workdir": state.workdir, "env": state.env}
+            (scratch / "new" / "image.json").write_text(json.dumps(saved))
+            (scratch / "new").rename(home)
+    finally:
+        await sandbox.close()
+
+
+class _Build:
+    """Where a build stands: directory, variables, and the sandbox that holds the tree."""
+
+    def __init__(self, sandbox: "LocalSandbox", context: Path) -> None:
+        self._sandbox = sandbox
+        self._context = context
+        self.workdir = "/"
+        self.workdir_made = True
+        self.env: dict[str, str] = {}
+        self._args: dict[str, str] = {}
+
+    async def step(self, step: Instruction) -> None:
+        match step.name:
+            case "WORKDIR":
+                self.workdir = str(PurePosixPath(self.workdir, self._expand(step.rest.strip("\"'"))))
+                await self.make_workdir()
+            case "ENV":
+                known = self._args | self.env
+                self.env |= {name: dockerfile.expand(value, known) for name, value in dockerfile.pairs(step).items()}
+            case "ARG":
+                for word in step.words:
+                    name, _, value = word.partition("=")
+                    self._args[name] = self._expand(value)
+            case "COPY" | "ADD":
+                await self._copy(step)
+            case "RUN":
+                await self._run(step)
+            case _:  # FROM, USER root, and what only matters to a container engine
+                pass
+
+    async def make_workdir(self) -> None:
+        await self._checked(f"mkdir -p -- {shlex.quote(self.workdir)}")
+
+    def _expand(self, text: str) -> str:
+        return dockerfile.expand(text, self._args | self.env)
+
+    async def _run(self, step: Instruction) -> None:
+        command = step.rest
+        argv = ["/bin/sh", "-c", command]
+        if command.startswith("["):
+            try:
+                argv = [str(word) for word in json.loads(command)]
+            except ValueError:  # a shell command that begins with a test
+                argv = ["/bin/sh", "-c", command]
+        variables = [f"{name}={value}" for name, value in (self._args | self.env).items()]
+        result = await self._sandbox.run(f"cd {shlex.quote(self.workdir)} && {shlex.join(['env', '--', *variables, *argv])}")
+        if result.exit_code != 0:
+            output = result.output[-OUTPUT_CHARS:].strip()
+            raise TaskError(f"RUN failed with exit code {result.exit_code}: {command}\n{output}", step.where)
+
+    async def _copy(self, step: Instruction) -> None:
+        words = [self._expand(word) for word in step.words]
+        if len(words) < 2:
+            raise TaskError(f"{step.name} needs a source and a destination", step.where)
+        sources = [source for word in words[:-1] for source in self._sources(step, word)]
+        into_directory = words[-1].endswith("/") or words[-1] in (".", "..") or len(sources) > 1
+        target = PurePosixPath(self.workdir, words[-1])
+        mode = step.flags.get("chmod")
+        for source in sources:
+            if step.name == "ADD" and source.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
+                await self._unpack(step, source, target)
+                continue
+            into = target / source.name if into_directory and source.is_file() else target
+            try:
+                await self._sandbox.put(source, str(into))
+            except SandboxError as error:
+                raise TaskError(f"{step.name} {source.name}: {error}", step.where) from error
+            if mode is not None:
+                await self._checked(f"chmod -R {mode} -- {shlex.quote(str(into))}")
+
+    async def _unpack(self, step: Instruction, source: Path, target: PurePosixPath) -> None:
+        await self._sandbox.put(source, "/.termrsi-add")
+        into = shlex.quote(str(target))
+        result = await self._sandbox.run(f"mkdir -p -- {into} && tar -xf /.termrsi-add -C {into}")
+        await self._checked("rm -f /.termrsi-add")
+        if result.exit_code != 0:
+            raise TaskError(f"ADD {source.name}: {result.output[-OUTPUT_CHARS:].strip()}", step.where)
+
+    def _sources(self, step: Instruction, pattern: str) -> list[Path]:
+        """Files of the context. Raises TaskError for none, and for a way out of the context."""
+        relative = pattern.lstrip("/") or "."
+        root = self._context.resolve()
+        found = sorted(self._context.glob(relative)) if any(c in relative for c in "*?[") else [self._context / relative]
+        found = [path for path in found if path.exists() or path.is_symlink()]
+        for path in found or [self._context / relative]:
+            if not path.resolve().is_relative_to(root):
+                raise TaskError(f"{step.name} {pattern}: outside of the context", step.where)
+        if not found:
+            raise TaskError(f"{step.name} {pattern}: no such file in the context", step.where)
+        return found
+
+    async def _checked(self, command: str) -> None:
+        result = await self._sandbox.run(command)
+        if result.exit_code != 0:
+            raise SandboxError(f"{command}: {result.output.strip()}", "sandbox.image")

@@ -1,0 +1,345 @@
+"""The `local` backend: Linux namespaces, overlayfs and cgroups, no daemon. See `init.py` for what runs inside.
+
+The writable layer is a tmpfs of `disk_mb` inside the sandbox's own mount namespace: it is bounded, fast, and gone with the
+last process, however that ends. It counts as memory: the memory group allows `memory_mb + disk_mb`. A snapshot copies it to
+`state_dir` as one more read-only layer, which any number of restored sandboxes share.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from termrsi.errors import ConfigError, SandboxError
+from termrsi.ports import Sandbox
+from termrsi.records import CommandResult, Snapshot
+from termrsi.sandbox import cgroups, files, host, layers, tree
+from termrsi.sandbox.image import Image
+from termrsi.sandbox.launcher import Control, shared
+from termrsi.sandbox.shell import Shell
+
+T = TypeVar("T")
+CLOSE_S = 5.0
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """What a local sandbox is made from, and its limits. `owner` labels what it holds, for `reap`."""
+
+    image: Image | None = None
+    snapshot: Snapshot | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None  # where the shell starts; the image's if None
+    memory_mb: int = 2048
+    pids: int = 256
+    cpus: float | None = None  # None: no limit
+    disk_mb: int = 1024
+    network: bool = False  # True: the host's network, not isolated
+    state_dir: Path | str | None = None  # None: $XDG_RUNTIME_DIR/termrsi, or /tmp/termrsi-<uid>
+    output_limit_bytes: int = 1 << 20
+    owner: str = "none"
+    start_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_mb", "pids", "disk_mb", "output_limit_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", "sandbox.local", "must be at least 1")
+        if self.cpus is not None and self.cpus < 0.01:
+            raise ConfigError(f"cpus is {self.cpus}", "sandbox.local", "must be at least 0.01, or None for no limit")
+        if self.image is not None and self.snapshot is not None:
+            raise ConfigError("image and snapshot are both given", "sandbox.local", "a snapshot brings its image's layers")
+        if not self.owner or not all(c.isalnum() or c in "_.-" for c in self.owner):
+            raise ConfigError(f"owner is {self.owner!r}", "sandbox.local", "letters, digits, `_`, `.` and `-`")
+
+
+class LocalSandbox:
+    """Implements `ports.Sandbox`. Lives in the event loop that started it."""
+
+    def __init__(self, options: LocalOptions, *, trusted_digest: bool = False) -> None:
+        self._options = options
+        self._trusted = trusted_digest  # a fork of a snapshot that this process made a moment ago
+        self._state_dir = layers.state_dir(options.state_dir)
+        self._id = layers.label(options.owner)
+        self._layers: list[Path] = []
+        self._env: dict[str, str] = {}
+        self._workdir = ""
+        self._groups: list[Path] = []
+        self._control: Control | None = None
+        self._shell: Shell | None = None
+        self._root_fd = self._upper_fd = self._process_fd = -1
+        self._threads: set[asyncio.Future[Any]] = set()  # Any: only waited for
+        self._restored_state = b""
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def start(self) -> None:
+        """Ready for `run` on return. Raises SandboxError, after giving back what it had."""
+        if self._closed or self._control is not None:
+            raise SandboxError("started twice, or after close", self._id)
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._start()
+        except (OSError, TimeoutError) as error:
+            await self.close()
+            raise SandboxError(f"could not start: {error or 'time-out'}", self._id) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        """See `ports.Sandbox`. A command whose caller is cancelled makes the sandbox lost: close it."""
+        return await self._live_shell().run(command, timeout_s)
+
+    async def snapshot(self) -> Snapshot:
+        """Ends the agent's processes (named in `lost_processes`), copies the writable layer, and starts a fresh shell.
+
+        The fresh shell has the old one's state. Raises SandboxError.
+        """
+        shell, control = self._live_shell(), self._live_control()
+        state = await shell.dump()
+        lost = await control.request("list")
+        await self.kill_all()
+        names = lost["processes"]
+        assert isinstance(names, list)
+        snapshot_id = layers.label(self._options.owner)
+        try:
+            snapshot = await self._in_thread(lambda: self._save(snapshot_id, state, tuple(str(name) for name in names)))
+        except OSError as error:
+            layers.discard(self._state_dir, snapshot_id)
+            raise SandboxError(f"snapshot failed: {error}", self._id) from error
+        await shell.restart(state)
+        return snapshot
+
+    async def fork(self, n: int) -> list[Sandbox]:
+        """n started copies of the present state; running processes are not in them. Raises SandboxError, leaving none."""
+        snapshot = await self.snapshot()
+        options = dataclasses.replace(self._options, image=None, snapshot=snapshot)
+        copies = [LocalSandbox(options, trusted_digest=True) for _ in range(n)]
+        try:
+            results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
+        finally:
+            # The copies hold their own references to the layers.
+            layers.discard(self._state_dir, snapshot.id)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            await asyncio.gather(*(copy.close() for copy in copies))
+            raise errors[0]
+        return list(copies)
+
+    async def put(self, source: Path | str, target: str) -> None:
+        """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
+        self._live_control()
+        try:
+            await self._in_thread(lambda: files.put(self._root_fd, Path(source), target))
+        except OSError as error:
+            raise SandboxError(f"put {source} -> {target}: {error}", self._id) from error
+
+    async def get(self, source: str, target: Path | str) -> None:
+        """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
+        self._live_control()
+        try:
+            await self._in_thread(lambda: files.get(self._root_fd, source, Path(target)))
+        except OSError as error:
+            raise SandboxError(f"get {source} -> {target}: {error}", self._id) from error
+
+    async def kill_processes(self) -> int:
+        """See `ports.Sandbox`."""
+        shell = self._live_shell()
+        count = await self.kill_all()
+        await shell.restart()
+        return count
+
+    async def close(self) -> None:
+        """Ends everything; waits for process 1 and with it every other process and mount of the sandbox."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._shell is not None:
+            self._shell.close()
+        # A cancelled caller's thread works on: it may still make a group, or hold a descriptor that is closed next.
+        await asyncio.gather(*self._threads, return_exceptions=True)
+        if self._control is not None:
+            if self._process_fd < 0:  # cancelled while it was being built: its process must be known to be seen to end
+                with contextlib.suppress(SandboxError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        self._root_fd, self._upper_fd, self._process_fd = await self._control.ready()
+            self._control.close()
+        for fd in (self._root_fd, self._upper_fd):
+            if fd >= 0:
+                os.close(fd)
+        if self._process_fd >= 0:
+            await _ended(self._process_fd)
+            os.close(self._process_fd)
+        await _remove_groups(self._groups)
+        await asyncio.to_thread(layers.release, self._state_dir, self._layers, self._id)
+
+    async def copy_layer(self, target: Path) -> None:
+        """Copies the writable layer to the new directory `target`, for an image. No process may run. Raises OSError."""
+        target.parent.mkdir(parents=True)
+        await self._in_thread(lambda: tree.copy(f"/proc/self/fd/{self._upper_fd}", str(target)))
+
+    async def start_shell(self, argv: list[str], env: Mapping[str, str], cwd: str, numbers: list[int], fds: list[int]) -> None:
+        """For `shell.Shell`."""
+        await self._live_control().request("shell", fds, argv=argv, env=dict(env), cwd=cwd, numbers=numbers)
+
+    async def signal_shell(self, signal: int) -> None:
+        """For `shell.Shell`."""
+        await self._live_control().request("signal", signal=signal)
+
+    async def kill_since(self, last_pid: int, tick: int, give_up_s: float) -> bool:
+        """For `shell.Shell`."""
+        # Without a last pid (a kernel that does not tell it) the tick decides alone.
+        reply = await self._live_control().request("kill_since", last=last_pid or 1 << 30, tick=tick, give_up_s=give_up_s)
+        return bool(reply["gone"])
+
+    async def kill_all(self) -> int:
+        """For `shell.Shell`. Raises SandboxError if a process would not die."""
+        reply = await self._live_control().request("kill_all")
+        if not reply["gone"]:
+            raise SandboxError("a process could not be ended", self._id)
+        return int(str(reply["killed"]))
+
+    async def _start(self) -> None:
+        options = self._options
+        base = await self._in_thread(self._prepare)
+        request = {
+            "id": self._id,
+            "base": str(layers.mount_point(self._state_dir)),
+            "parts": [
+                {"name": part.name, "target": part.target, "lowers": [*self._above(part.name), *part.lowers]}
+                for part in host.parts(base)
+            ],
+            "overlay_options": "" if os.geteuid() == 0 else ",userxattr",
+            "cgroups": [str(group) for group in self._groups],
+            "disk_mb": options.disk_mb,
+            "memory_mb": options.memory_mb,
+            "pids": options.pids,
+            "network": options.network,
+        }
+        self._control = Control(shared.launch(request))
+        self._root_fd, self._upper_fd, self._process_fd = await self._control.ready()
+        await self._in_thread(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
+        self._shell = Shell(self, self._env, self._workdir, options.output_limit_bytes)
+        self._control.on_exit = self._shell.ended
+        self._control.on_lost = lambda: self._live_shell().lose("process 1 has ended")
+        await self._shell.start(self._restored_state)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """`asyncio.to_thread`, known to `close` until the thread has done, also after a cancellation."""
+        job = asyncio.ensure_future(asyncio.to_thread(function))
+        self._threads.add(job)
+        job.add_done_callback(self._threads.discard)
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if the caller has gone
+        return await asyncio.shield(job)
+
+    def _prepare(self) -> Path:
+        """What needs the disk: the base tree, the layers with a reference to each, the groups."""
+        options = self._options
+        base = layers.base(self._state_dir)
+        image_env: Mapping[str, str] = {}
+        workdir = "/app"
+        if options.snapshot is not None:
+            saved = layers.restore(self._state_dir, options.snapshot, self._id, verify=not self._trusted)
+            self._layers, image_env, workdir, self._restored_state = saved.layers, saved.env, saved.workdir, saved.state
+        elif options.image is not None:
+            self._layers = [Path(layer) for layer in options.image.layers]
+            for layer in self._layers:
+                if not layer.is_dir():
+                    raise SandboxError(f"a layer of the image is gone: {layer}", self._id)
+            image_env, workdir = options.image.env, options.image.workdir or workdir
+        self._env = ENVIRONMENT | dict(image_env) | dict(options.env)
+        self._groups = cgroups.create(self._id, memory_mb=options.memory_mb + options.disk_mb, pids=options.pids, cpus=options.cpus)
+        self._workdir = options.workdir or workdir
+        return base
+
+    def _above(self, name: str) -> list[str]:
+        return [str(layer / name) for layer in self._layers if (layer / name).is_dir()]
+
+    def _save(self, snapshot_id: str, state: bytes, lost: tuple[str, ...]) -> Snapshot:
+        return layers.save(
+            self._state_dir,
+            snapshot_id,
+            upper=f"/proc/self/fd/{self._upper_fd}",
+            below=self._layers,
+            env=self._env,
+            workdir=self._workdir,
+            state=state,
+            lost=lost,
+        )
+
+    def _live_control(self) -> Control:
+        if self._control is None or self._closed or self._control.lost:
+            raise SandboxError("lost, closed or not started", self._id)
+        return self._control
+
+    def _live_shell(self) -> Shell:
+        if self._shell is None:
+            raise SandboxError("not started", self._id)
+        return self._shell
+
+
+async def _remove_groups(groups: list[Path]) -> None:
+    """A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty."""
+    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5):
+        if cgroups.remove(groups):
+            return
+        for group in groups:
+            cgroups.kill(group)
+        await asyncio.sleep(delay_s)
+
+
+async def _ended(process_fd: int) -> None:
+    """Waits for the end of a process; the kernel makes its descriptor readable once its whole namespace is gone."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.add_reader(process_fd, lambda: done.done() or done.set_result(None))
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await done
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+        await done
+    finally:
+        loop.remove_reader(process_fd)
+
+
+def discard(snapshot: Snapshot, state_dir: Path | str | None = None) -> None:
+    """Frees what a snapshot holds; layers that others still use stay."""
+    layers.discard(layers.state_dir(state_dir), snapshot.id)
+
+
+def reap(owner: str | None = None, state_dir: Path | str | None = None, *, snapshots: bool = False) -> list[str]:
+    """Removes what dead processes of `owner` (None: of any) left; names of what was removed.
+
+    Processes and mounts end with their owner by themselves; what is left are groups, references and half-made
+    directories. Snapshots are a run's data, and kept for its resumption unless `snapshots` is set.
+    """
+    removed = []
+    for parent in cgroups.parents():
+        for group in sorted(parent.glob("*-*-*-*")) if parent.is_dir() else []:
+            if layers.is_left_over(group.name, owner):
+                cgroups.kill(group)
+                if cgroups.remove([group]):
+                    removed.append(str(group))
+    return removed + layers.reap(layers.state_dir(state_dir), owner, snapshots=snapshots)

@@ -1,0 +1,222 @@
+"""What a run stands on: pre-flight checks, tasks and their measured checks, and the ports, real or fake."""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from termrsi.config.schema import Config
+from termrsi.errors import ConfigError, TaskError
+from termrsi.harness.render import ChatFormat
+from termrsi.ports import Critic, Generator, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.records import TaskSpec
+from termrsi.reward.checks import TaskChecks, measure
+from termrsi.stages.base import Splits
+
+Say = Callable[[str], None]
+
+
+def cache_dir() -> Path:
+    """$TERMRSI_CACHE, else the user's cache directory."""
+    home = os.environ.get("TERMRSI_CACHE") or os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")) + "/termrsi"
+    return Path(home)
+
+
+def preflight(config: Config, run_dir: Path) -> None:
+    """Raises ConfigError, with the cure, for what would stop the run later: no disk, no namespaces, no model package."""
+    for place in (run_dir, cache_dir()):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write there: {error.strerror}", str(place), "give run_dir=DIR or set TERMRSI_CACHE"
+            ) from error
+    needed = 0 if config.dry else int(config.min_free_gib * 2**30)
+    free = shutil.disk_usage(run_dir).free
+    if free < needed:
+        raise ConfigError(
+            f"disk full: {free / 2**30:.1f} GiB free, {needed / 2**30:.1f} needed", str(run_dir), "free some, or give run_dir=DIR"
+        )
+    if config.dry:
+        return
+    from termrsi.sandbox.check import why_not
+
+    if missing := why_not():
+        raise ConfigError("; ".join(missing), "sandbox.backend=local", "termrsi doctor says more")
+
+
+class Parts(Protocol):
+    """The ports of a run and their life."""
+
+    model: str
+    tasks: Splits
+    checks: dict[str, TaskChecks]
+    chat: ChatFormat
+    generator: Generator
+    rollouts: Rollouts
+    policy: Policy
+    queue: RecoveryStore
+    scan: Scan
+
+    async def start(self) -> None: ...
+
+    async def open_critic(self) -> Critic: ...
+
+    async def close_critic(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def parts(config: Config, say: Say) -> Parts:
+    """Fakes for `dry`, else Ray actors. Heavy imports happen here, after everything cheap was checked."""
+    return DryParts(config) if config.dry else RealParts(config, say)
+
+
+class DryParts:
+    """Shipped fakes behind every port: the real stages, the real harness, in seconds."""
+
+    def __init__(self, config: Config) -> None:
+        from termrsi import fakes
+
+        made = fakes.dry_parts(config.seed)
+        self.model = made.model
+        self.tasks, self.checks, self.chat, self.scan = made.tasks, made.checks, made.chat, made.scan
+        self.generator, self.rollouts, self.policy, self.queue = made.generator, made.rollouts, made.policy, made.queue
+        self._critic = made.critic
+
+    async def start(self) -> None: ...
+
+    async def open_critic(self) -> Critic:
+        return self._critic
+
+    async def close_critic(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class RealParts:
+    """Ray, vLLM, torch, sandboxes, tasks."""
+
+    config: Config
+    say: Say
+    model: str = ""
+    tasks: Splits = field(default_factory=lambda: Splits([], [], []))
+    checks: dict[str, TaskChecks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from termrsi.actors.cluster import Cluster
+        from termrsi.model import checkpoint
+        from termrsi.reward import leakage
+        from termrsi.sandbox import layers, local
+
+        config, cache = self.config, cache_dir()
+        self.tasks = load_tasks(config, cache, self.say)
+        self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
+        self.scan = leakage.scan
+        state = layers.state_dir(None)
+        for name in local.reap(state_dir=state, snapshots=True):
+            self.say(f"removed what a crashed run left: {name}")
+        self._cluster = Cluster(config, self.model, cache / "images", state)
+
+    async def start(self) -> None:
+        from transformers import AutoTokenizer
+
+        self.say("starting Ray, the engine and the learner")
+        await self._cluster.start()
+        self.chat = ChatFormat(AutoTokenizer.from_pretrained(self.model))
+        self.generator, self.rollouts = self._cluster.generator, self._cluster.rollouts
+        self.policy, self.queue = self._cluster.policy, self._cluster.queue
+        self.checks = await measure_all(self.tasks, self._cluster.pool, self.config, self.say)
+
+    async def open_critic(self) -> Critic:
+        return await self._cluster.open_critic()
+
+    async def close_critic(self) -> None:
+        await self._cluster.close_critic()
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+
+def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
+    """Raises ConfigError if a split that the pipeline needs is empty. What was refused is said, with the reason."""
+    from termrsi import tasks
+    from termrsi.tasks.split import split
+
+    c = config.tasks
+    if c.path == "bundled":
+        from termrsi.tasks import bundled
+
+        folders = [
+            bundled.ensure(cache / "tasks", split=name, seeds=range(n), levels=c.levels)
+            for name, n in (("train", c.train), ("validation", c.validation), ("heldout", c.heldout))
+        ]
+    else:
+        folders = [Path(c.path)]
+    found: list[TaskSpec] = []
+    for folder in folders:
+        result = tasks.load_dir(folder)
+        found += result.tasks
+        for refused in result.skipped:
+            say(f"refused {refused.path}: {refused.reason}")
+    if not found:
+        raise ConfigError("no task could be loaded", c.path, "termrsi tasks list PATH says why")
+    parted = split(found, seed=config.seed)
+    caps = (0, 0, 0) if c.path == "bundled" else (c.train, c.validation, c.heldout)
+    lists = [list(part)[: cap or None] for part, cap in zip((parted.train, parted.validation, parted.heldout), caps, strict=True)]
+    return Splits(*lists)
+
+
+async def measure_all(
+    splits: Splits, pool: Any, config: Config, say: Say
+) -> dict[str, TaskChecks]:  # Any: pool and verifier in one
+    """Checks of every task that has a solution, measured once and cached by content; unfit tasks leave their split, with a word."""
+    every = [*splits.train, *splits.validation, *splits.heldout]
+    slots = asyncio.Semaphore(config.sandbox.concurrency)
+    folder = cache_dir() / "checks"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    async def one(task: TaskSpec) -> TaskChecks | None:
+        if not (Path(task.path) / "solution" / "solve.sh").is_file():
+            return None
+        cached = folder / f"{task_digest(task)}.json"
+        if cached.is_file():
+            raw = json.loads(cached.read_text())
+            return TaskChecks(raw["id"], raw["family"], tuple(raw["checks"]), tuple(raw["baseline"]), raw["weights"])
+        async with slots:
+            checks = await measure(pool, pool, task)
+        draft = cached.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(checks.to_dict()))
+        draft.rename(cached)
+        return checks
+
+    results = await asyncio.gather(*[one(t) for t in every], return_exceptions=True)
+    unfit = set()
+    found: dict[str, TaskChecks] = {}
+    for task, result in zip(every, results, strict=True):
+        if isinstance(result, TaskError):
+            unfit.add(task.id)
+            say(f"left out {task.id}: {result.what}")
+        elif isinstance(result, BaseException):
+            raise result
+        elif result is not None:
+            found[task.id] = result
+    for part in (splits.train, splits.validation, splits.heldout):
+        part[:] = [t for t in part if t.id not in unfit]
+    say(f"tasks: {len(splits.train)} train, {len(splits.validation)} validation, {len(splits.heldout)} held-out")
+    return found
+
+
+def task_digest(task: TaskSpec) -> str:
+    """Of every file of the task directory."""
+    whole = hashlib.sha256(b"checks-1")
+    root = Path(task.path)
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()[:32]

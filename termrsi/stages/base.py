@@ -1,0 +1,151 @@
+"""What every stage is given, and what it leaves: a Context of ports in, a StageResult out. No Ray, torch or vLLM behind it.
+
+A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into `ctx.out`; the driver writes the manifest.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from termrsi.config.schema import Config, RewardConfig
+from termrsi.harness.render import ChatFormat
+from termrsi.ports import Critic, Generator, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
+from termrsi.reward.checks import TaskChecks
+from termrsi.reward.shaping import FamilyScale, shape
+
+Log = Callable[[str, dict[str, float]], None]
+
+
+@dataclass(slots=True)
+class Costs:
+    """What a stage spent. Seconds of sandbox time are summed over sandboxes."""
+
+    episodes: int = 0
+    dropped: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    trained_tokens: int = 0
+    sandbox_s: float = 0.0
+    verify_s: float = 0.0
+    learn_s: float = 0.0
+    rollout_s: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """`outputs` names what later stages may read: policy, critic (directories), data, scores (files)."""
+
+    outputs: dict[str, str]
+    summary: dict[str, float | int | str | None]
+    verdict: str = ""  # retained or refused, and why
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Progress:
+    """How a long stage says where it is. The driver's shows a bar; this one is silent."""
+
+    def begin(self, what: str, total: int) -> None: ...
+
+    def advance(self, note: str = "") -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Splits:
+    train: list[TaskSpec]
+    validation: list[TaskSpec]
+    heldout: list[TaskSpec]
+
+    def of(self, name: str) -> list[TaskSpec]:
+        return {"train": self.train, "validation": self.validation, "heldout": self.heldout}[name]
+
+
+@dataclass(slots=True)
+class Context:
+    """The ports and settings of one stage. `inputs` holds the directories and files of the earlier stages it reads."""
+
+    config: Config
+    name: str
+    out: Path
+    tasks: Splits
+    checks: dict[str, TaskChecks]
+    chat: ChatFormat
+    generator: Generator
+    rollouts: Rollouts
+    policy: Policy
+    critic: Critic | None
+    queue: RecoveryStore | None
+    scan: Scan
+    inputs: dict[str, Path]
+    log: Log
+    progress: Progress
+    sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
+    costs: Costs = field(default_factory=Costs)
+
+    def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
+        return SamplingParams(temperature, top_p, max_tokens or self.config.sampling.max_tokens)
+
+    def limits(self) -> Limits:
+        return Limits(**asdict(self.config.limits))
+
+    def scale(self, reward: RewardConfig) -> FamilyScale:
+        """The calibration of this run's train pool; fitted on the same tasks in every stage, so the same in every stage."""
+        pool = [self.checks[t.id] for t in self.tasks.train if t.id in self.checks]
+        return FamilyScale.fit(pool, calibration=reward.calibration.value)
+
+    async def episodes(self, specs: Sequence[EpisodeSpec], what: str, file: str = "rollouts.jsonl") -> list[ScoredRollout]:
+        """Run, write each as it finishes, count what machine faults cost; results in the order of `specs`."""
+        found: dict[str, ScoredRollout] = {}
+        self.progress.begin(what, len(specs))
+        start_s = time.monotonic()
+        with (self.out / file).open("a", encoding="utf-8") as sink:
+            async for result in self.rollouts.run(specs):
+                sink.write(json.dumps({"label": what, **asdict(result)}, ensure_ascii=False) + "\n")
+                if isinstance(result, DroppedRollout):
+                    self.costs.dropped += 1
+                    self.progress.advance(f"dropped: {result.reason}")
+                    continue
+                found[result.rollout.id] = result
+                self._count(result)
+                self.progress.advance()
+        self.costs.rollout_s += time.monotonic() - start_s
+        self.progress.end()
+        return [found[s.id] for s in specs if s.id in found]
+
+    def _count(self, result: ScoredRollout) -> None:
+        rollout, costs = result.rollout, self.costs
+        costs.episodes += 1
+        costs.prompt_tokens += rollout.prompt_tokens
+        costs.cached_tokens += rollout.cached_tokens
+        costs.completion_tokens += rollout.completion_tokens
+        costs.sandbox_s += rollout.sandbox_s
+        costs.verify_s += result.verdict.duration_s
+
+
+class Rewarder:
+    """Shaped reward and progress of a scored rollout, under one calibration."""
+
+    def __init__(self, ctx: Context, config: RewardConfig) -> None:
+        self._config = config
+        self._checks = ctx.checks
+        self._scale = ctx.scale(config)
+
+    def progress(self, scored: ScoredRollout) -> float:
+        """In [0, 1]. Without a report per check, strict success is all the progress there is (T1's fallback)."""
+        if scored.verdict.source == "reward" or scored.rollout.task_id not in self._checks:
+            return float(scored.verdict.strict)
+        return self._scale.progress(self._checks[scored.rollout.task_id], scored.verdict.passed)
+
+    def reward(self, scored: ScoredRollout) -> float:
+        c = self._config
+        return shape(self.progress(scored), scored.verdict.strict, kind=c.kind.value, beta=c.beta, delta=c.delta, tau=c.tau)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

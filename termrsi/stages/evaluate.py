@@ -1,0 +1,90 @@
+"""Evaluate: Mean@k and pass@k on one split, with intervals, and task by task against an earlier evaluation.
+
+Mean@k is the mean over tasks of passes ÷ k; pass@k the unbiased estimate of at least one pass in k. Intervals are bootstraps over
+tasks (95 %): tasks are the sample, repeats of one task are not independent.
+"""
+
+import json
+
+from termrsi.algo import metrics
+from termrsi.config.schema import EvaluateConfig, RewardConfig
+from termrsi.errors import StageError
+from termrsi.harness.group import task_group
+from termrsi.records import ScoredRollout, TaskSpec
+from termrsi.stages.base import Context, Rewarder, StageResult, write_json
+
+
+async def run(ctx: Context, config: EvaluateConfig) -> StageResult:
+    """Writes `scores.json`: per task, strict success and progress of each run."""
+    tasks = ctx.tasks.of(config.split)
+    scores = await score(ctx, tasks, config, label=ctx.name)
+    write_json(ctx.out / "scores.json", scores)
+    summary = summarise(scores, config.k, seed=ctx.config.seed)
+    if config.baseline:
+        before = json.loads(ctx.inputs["baseline"].read_text())
+        summary |= compare(before, scores, seed=ctx.config.seed)
+    ctx.log(ctx.name, {k: v for k, v in summary.items() if isinstance(v, float)})
+    return StageResult({"scores": str(ctx.out / "scores.json")}, summary)
+
+
+async def score(
+    ctx: Context, tasks: list[TaskSpec], config: EvaluateConfig, *, label: str, file: str = "rollouts.jsonl"
+) -> dict[str, dict]:
+    """k episodes per task. A task none of whose episodes survived the machine is left out, and counted as dropped."""
+    specs = [
+        spec
+        for task in tasks
+        for spec in task_group(
+            task,
+            config.k,
+            label=label,
+            harness=config.harness,
+            sampling=ctx.sampling(config.temperature, config.top_p),
+            limits=ctx.limits(),
+            seed=ctx.config.seed,
+        )
+    ]
+    rewarder = Rewarder(ctx, RewardConfig())
+    by_task: dict[str, list[ScoredRollout]] = {}
+    for scored in await ctx.episodes(specs, f"{label}: {len(tasks)} tasks x {config.k}", file):
+        by_task.setdefault(scored.rollout.task_id, []).append(scored)
+    families = {task.id: task.family for task in tasks}
+    return {
+        task_id: {
+            "family": families[task_id],
+            "strict": [int(s.verdict.strict) for s in runs],
+            "progress": [round(rewarder.progress(s), 4) for s in runs],
+            "stop": [s.rollout.stop.value for s in runs],
+        }
+        for task_id, runs in by_task.items()
+    }
+
+
+def summarise(scores: dict[str, dict], k: int, *, seed: int) -> dict[str, float | int | str | None]:
+    """Mean@k, pass@k and mean progress, the first with a 95 % interval over tasks."""
+    if not scores:
+        raise StageError("no task could be scored", "evaluate", "see the dropped episodes in rollouts.jsonl")
+    passes = [s["strict"] for s in scores.values()]
+    progress = [sum(s["progress"]) / len(s["progress"]) for s in scores.values()]
+    mean = metrics.bootstrap_interval(passes, seed=seed)
+    return {
+        "tasks": len(scores),
+        "k": k,
+        "mean_at_k": mean.estimate,
+        "mean_low": mean.low,
+        "mean_high": mean.high,
+        "pass_at_k": sum(metrics.pass_at_k(len(p), sum(p), min(k, len(p))) for p in passes) / len(passes),
+        "progress": sum(progress) / len(progress),
+    }
+
+
+def compare(before: dict[str, dict], after: dict[str, dict], *, seed: int) -> dict[str, float | int | str | None]:
+    """Difference of Mean@k on the tasks both have, paired by task, with its 95 % interval."""
+    both = [t for t in after if t in before]
+    gain = metrics.paired_bootstrap_interval([before[t]["strict"] for t in both], [after[t]["strict"] for t in both], seed=seed)
+    return {
+        "baseline_mean": metrics.mean_at_k([before[t]["strict"] for t in both]),
+        "gain": gain.estimate,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
+    }

@@ -1,0 +1,73 @@
+"""Retention: the best checkpoint of a phase by validation strict success, with a worst-suite guard (rule ours).
+
+`decide` is a pure function of the logged scores. Ties go to the earlier step, so a candidate must gain more than `min_gain`.
+"""
+
+from dataclasses import dataclass
+
+from termrsi.config.schema import EvaluateConfig, RetentionConfig
+from termrsi.stages.base import Context
+from termrsi.stages.evaluate import score
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Strict success per suite at one step. A suite is a difficulty level of the validation split."""
+
+    step: int
+    suites: dict[str, float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.suites.values()) / len(self.suites)
+
+
+def decide(incumbent: Candidate, candidate: Candidate, config: RetentionConfig) -> tuple[bool, str]:
+    """Whether the candidate replaces the incumbent, and the reason in words."""
+    gain = candidate.mean - incumbent.mean
+    if gain <= config.min_gain:
+        return False, f"mean {candidate.mean:.3f} does not exceed {incumbent.mean:.3f} of step {incumbent.step}"
+    drops = {s: incumbent.suites[s] - candidate.suites[s] for s in incumbent.suites}
+    worst = max(drops, key=lambda s: drops[s])
+    if drops[worst] > config.max_drop:
+        return False, f"mean rises by {gain:.3f}, but suite {worst} falls by {drops[worst]:.3f}"
+    return True, f"mean {candidate.mean:.3f} exceeds {incumbent.mean:.3f} of step {incumbent.step}"
+
+
+async def measure(ctx: Context, step: int, k: int) -> Candidate:
+    """Validation scores of the weights that the generator serves now. Seeds do not depend on the step: differences are paired."""
+    tasks = ctx.tasks.validation
+    scores = await score(ctx, tasks, EvaluateConfig(k=k), label=f"{ctx.name}/validation", file=f"validation_{step}.jsonl")
+    levels = {task.id: f"level-{task.level}" for task in tasks}
+    suites: dict[str, list[float]] = {}
+    for task_id, entry in scores.items():
+        suites.setdefault(levels[task_id], []).append(sum(entry["strict"]) / len(entry["strict"]))
+    return Candidate(step, {name: sum(v) / len(v) for name, v in sorted(suites.items())})
+
+
+class Keeper:
+    """Holds the incumbent of a phase: its scores, and where its checkpoints lie."""
+
+    def __init__(self, ctx: Context, config: RetentionConfig, start: Candidate) -> None:
+        self._ctx = ctx
+        self._config = config
+        self.best = start
+        self.log: list[dict[str, object]] = [{"step": start.step, "mean": start.mean, "suites": start.suites, "why": "start"}]
+
+    async def start(self) -> None:
+        await self._save()
+
+    async def offer(self, candidate: Candidate) -> bool:
+        """Keep the candidate's weights, actor and critic of the same step, if it replaces the incumbent."""
+        kept, why = decide(self.best, candidate, self._config)
+        self.log.append({"step": candidate.step, "mean": candidate.mean, "suites": candidate.suites, "kept": kept, "why": why})
+        self._ctx.log(self._ctx.name, {"step": candidate.step, "validation": candidate.mean, "kept": float(kept)})
+        if kept:
+            self.best = candidate
+            await self._save()
+        return kept
+
+    async def _save(self) -> None:
+        await self._ctx.policy.save(str(self._ctx.out / "policy"))
+        if self._ctx.critic is not None:
+            await self._ctx.critic.save(str(self._ctx.out / "critic"))

@@ -1,0 +1,50 @@
+"""One batch of policy rollouts for an RL step: tasks from a seeded shuffle per epoch, so that no task pool order is learned."""
+
+import random
+
+from termrsi.config.schema import PolicyOptimConfig
+from termrsi.harness.group import task_group
+from termrsi.records import EpisodeSpec, TaskSpec
+from termrsi.stages.base import Context
+
+HARNESS = "react"
+
+
+class TaskStream:
+    """Endless train tasks: each epoch is a fresh shuffle of all of them."""
+
+    def __init__(self, tasks: list[TaskSpec], seed: str) -> None:
+        self._tasks = tasks
+        self._seed = seed
+        self._epoch = 0
+        self._left: list[TaskSpec] = []
+
+    def take(self, n: int) -> list[TaskSpec]:
+        """n tasks, without repeats unless n exceeds the pool."""
+        taken: list[TaskSpec] = []
+        while len(taken) < n:
+            if not self._left:
+                self._left = self._tasks[:]
+                random.Random(f"{self._seed}/{self._epoch}").shuffle(self._left)
+                self._epoch += 1
+            taken.append(self._left.pop())
+        return taken
+
+
+def specs_of(
+    ctx: Context, tasks: list[TaskSpec], step: int, samples: int, optim: PolicyOptimConfig, *, keep_snapshot: bool = False
+) -> list[EpisodeSpec]:
+    return [
+        spec
+        for task in tasks
+        for spec in task_group(
+            task,
+            samples,
+            label=f"{ctx.name}/{step}",
+            harness=HARNESS,
+            sampling=ctx.sampling(optim.temperature),
+            limits=ctx.limits(),
+            seed=ctx.config.seed,
+            keep_snapshot=keep_snapshot,
+        )
+    ]

@@ -1,0 +1,114 @@
+"""RPR: joint actor-critic PPO with turn-boundary credit and shaped rewards (Terminal-RSI, arXiv 2610.22192; machine ours).
+
+    HANDOFF     critic weights of an earlier stage, fresh optimizer; actor weights of `policy`
+    CALIBRATE   exactly `critic_only_updates` critic updates on rollouts of the present actor; the actor is bit-identical after
+    JOINT       per step: values kept from before the update; critic update; actor update with the kept values
+    RETAIN      the best candidate by validation; actor and critic of the same step
+
+The batch of the first step serves calibration and the first joint update: the actor that sampled it is still the present one.
+The loop waits for rollouts, then for the hosts; each call ends by itself or raises.
+"""
+
+import random
+from collections.abc import Sequence
+
+from termrsi.config.schema import RprConfig
+from termrsi.errors import StageError
+from termrsi.ports import Critic
+from termrsi.records import Sample
+from termrsi.stages import credit, retain
+from termrsi.stages.anchor import anchored, loss_arguments
+from termrsi.stages.base import Context, Rewarder, StageResult, write_json
+from termrsi.stages.rollin import TaskStream, specs_of
+
+
+async def run(ctx: Context, config: RprConfig) -> StageResult:
+    """Writes `policy/`, `critic/` (retained) and `retention.json`."""
+    if ctx.critic is None:
+        raise StageError("no critic host", ctx.name)
+    phase = _Phase(ctx, config, ctx.critic)
+    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention.k))
+    await keeper.start()
+    for step in range(1, config.steps + 1):
+        await phase.step(step)
+        if step % config.retention.every == 0 or step == config.steps:
+            await keeper.offer(await retain.measure(ctx, step, config.retention.k))
+    write_json(ctx.out / "retention.json", keeper.log)
+    start = keeper.log[0]["mean"]
+    verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
+    summary: dict[str, float | int | str | None] = {
+        "steps": config.steps,
+        "retained_step": keeper.best.step,
+        "validation_before": start if isinstance(start, float) else None,
+        "validation_after": keeper.best.mean,
+        "reward_first": phase.rewards[0],
+        "reward_last": phase.rewards[-1],
+        "ev_last": phase.evs[-1],
+    }
+    return StageResult({"policy": str(ctx.out / "policy"), "critic": str(ctx.out / "critic")}, summary, verdict)
+
+
+class _Phase:
+    """The steps of one phase."""
+
+    def __init__(self, ctx: Context, config: RprConfig, critic: Critic) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._critic = critic
+        self._rewarder = Rewarder(ctx, config.reward)
+        self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
+        self.rewards: list[float] = []
+        self.evs: list[float | None] = []
+
+    async def step(self, step: int) -> None:
+        ctx, config = self._ctx, self._config
+        specs = specs_of(ctx, self._stream.take(config.tasks_per_step), step, config.samples_per_task, config.optim)
+        scored = await ctx.episodes(specs, f"{ctx.name}: step {step}/{config.steps}")
+        pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
+        if not pairs:
+            raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
+        samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
+        if step == 1:
+            await self._calibrate(samples, rewards)
+        batch = await self._with_anchors(samples, rewards)
+        ev, ev_first = credit.explained(batch)
+        critic = await self._critic.update(batch, config.critic_lr, config.value_clip)
+        ctx.costs.learn_s += critic.seconds
+        actor = await self._update_actor(batch, step)
+        await ctx.sync()
+        self.rewards.append(sum(rewards) / len(rewards))
+        self.evs.append(ev)
+        strict = sum(s.verdict.strict for s in scored) / len(scored)
+        report = {"step": step, "reward": self.rewards[-1], "strict": strict, "value_loss": critic.loss, **actor}
+        ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
+
+    async def _calibrate(self, samples: Sequence[Sample], rewards: Sequence[float]) -> None:
+        """Critic-only updates, once per phase. Raises StageError if the actor changed meanwhile."""
+        before = await self._ctx.policy.checksum()
+        for _ in range(self._config.critic_only_updates):
+            batch = credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
+            metrics = await self._critic.update(batch, self._config.critic_lr, self._config.value_clip)
+            self._ctx.log(self._ctx.name, {"critic_only_loss": metrics.loss})
+            self._ctx.costs.learn_s += metrics.seconds
+        if await self._ctx.policy.checksum() != before:
+            raise StageError("the actor changed during critic-only updates", self._ctx.name)
+
+    async def _with_anchors(self, samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
+        """Pre-update values and old log-probabilities: the fixed anchors of this step's updates."""
+        return await anchored(
+            self._ctx, credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
+        )
+
+    async def _update_actor(self, batch: list[Sample], step: int) -> dict[str, float]:
+        ctx, optim = self._ctx, self._config.optim
+        order = batch[:]
+        random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(order)
+        size = -(-len(order) // optim.minibatches)
+        loss = loss_arguments(self._config.loss.value, optim.clip_low, optim.clip_high, optim.tis_cap)
+        report: dict[str, float] = {}
+        for start in range(0, len(order), size):
+            metrics = await ctx.policy.update(order[start : start + size], loss, optim.lr)
+            ctx.costs.trained_tokens += metrics.tokens
+            ctx.costs.learn_s += metrics.seconds
+            report = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra}
+        return report

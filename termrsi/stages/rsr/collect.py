@@ -1,0 +1,56 @@
+"""RSR 6, collect: strip the runbook, drop near-duplicates, balance per task, write the SFT set.
+
+The sampled tokens stay as they were sampled; only the prompt before them becomes the plain one of the general harness.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from termrsi.harness import variants
+from termrsi.harness.render import ChatFormat, restate
+from termrsi.records import Sample, ScoredRollout, TaskSpec
+from termrsi.stages.base import write_json
+
+NEAR = 0.9  # Jaccard similarity of command sets above which two executions of one task are the same
+
+
+def collect(
+    chat: ChatFormat, tasks: dict[str, TaskSpec], results: list[ScoredRollout], keep_per_task: int
+) -> tuple[list[Sample], dict[str, int]]:
+    """Samples of verified executions, and counts of why the rest was not kept."""
+    counts = {"executions": len(results), "verified": 0, "near_duplicates": 0, "over_balance": 0, "split_history": 0, "kept": 0}
+    kept: dict[str, list[set[str]]] = {}
+    samples = []
+    for result in sorted(results, key=lambda r: (r.rollout.task_id, len(r.rollout.turns), r.rollout.id)):
+        if not result.verdict.strict:
+            continue
+        counts["verified"] += 1
+        commands = {turn.command for turn in result.rollout.turns if turn.command}
+        before = kept.setdefault(result.rollout.task_id, [])
+        if any(_jaccard(commands, other) > NEAR for other in before):
+            counts["near_duplicates"] += 1
+        elif len(before) >= keep_per_task:
+            counts["over_balance"] += 1
+        elif len(result.rollout.chunks) != 1:
+            counts["split_history"] += 1
+        else:
+            before.append(commands)
+            samples.append(strip(chat, tasks[result.rollout.task_id], result))
+            counts["kept"] += 1
+    return samples, counts
+
+
+def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
+    """The executor's own tokens after the plain prompt: no runbook, no worked examples, no critique."""
+    prompt = chat.prompt(variants.get("react").messages(task.instruction))
+    chunk = restate(result.rollout.chunks[0], prompt)
+    return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=task.id)
+
+
+def write(path: Path, samples: list[Sample]) -> None:
+    """A data set that `stages.sft` reads."""
+    write_json(path, [asdict(sample) for sample in samples])
+
+
+def _jaccard(a: set[str], b: set[str]) -> float:
+    return len(a & b) / len(a | b) if a | b else 1.0

@@ -1,0 +1,249 @@
+"""One Harbor task directory to a `TaskSpec` (schemas 1.0 to 1.4). The verifier's side is left to `reward.verifier`.
+
+Lenient: what authors get wrong and can be read without guessing is repaired, with a note; a directory that could not run is
+refused with one line that names the file and the key. Keys without a meaning are noted, never dropped without a word.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from termrsi.errors import TaskError
+from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, TaskSpec
+from termrsi.tasks import harbor_rules
+
+LEVELS = {"easy": 1, "medium": 2, "hard": 3}
+DEFAULT_BUILD_TIMEOUT_S = 600.0
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+_IMAGE = re.compile(r"^[a-z0-9][a-z0-9._\-/:]*(?:@sha256:[0-9a-f]{64}|:[\w.\-]+)?$")
+_PLACEHOLDERS = {"local-build", "placeholder", "todo", "none"}
+
+
+@dataclass(slots=True)
+class Notes:
+    """Collects what was repaired or ignored in one task directory."""
+
+    where: str
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        self.lines.append(f"{self.where}: {text}")
+
+
+def load(path: Path | str) -> LoadResult:
+    """The task of one directory: one `TaskSpec`, or one `SkippedTask` with the reason."""
+    root = Path(path)
+    notes = Notes(str(root))
+    try:
+        task = _task(root, notes)
+    except TaskError as error:
+        return LoadResult((), (SkippedTask(str(root), str(error)),), tuple(notes.lines))
+    return LoadResult((task,), (), tuple(notes.lines))
+
+
+def read_config(root: Path, notes: Notes) -> dict[str, object]:
+    """task.toml as a table. Raises TaskError if it is missing, not UTF-8 or not TOML."""
+    file = root / "task.toml"
+    if not file.is_file():
+        raise TaskError("task.toml is missing")
+    raw = file.read_bytes()
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raw = raw[3:]
+        notes.add("task.toml: byte-order mark removed")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"task.toml is not UTF-8 at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise TaskError(f"task.toml: {error}") from error
+
+
+def table(data: Mapping[str, object], key: str) -> dict[str, object]:
+    """A table that may be absent. Raises TaskError if it is something else."""
+    value = data.get(key, {})
+    if not isinstance(value, dict):
+        raise TaskError(f"task.toml: {key} is not a table")
+    return value
+
+
+def number(data: Mapping[str, object], key: str, where: str) -> float | None:
+    """A finite number, also written as a string; None if absent. Raises TaskError for anything else."""
+    value = data.get(key)
+    if value is None:
+        return None
+    try:
+        found = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise TaskError(f"task.toml: {where}.{key} is {value!r}, not a number")
+    return found
+
+
+def _task(root: Path, notes: Notes) -> TaskSpec:
+    data = read_config(root, notes)
+    for key in ("task", "metadata", "agent", "verifier", "environment", "solution"):
+        table(data, key)
+    harbor_rules.check(root, data)
+    for key in harbor_rules.unknown_keys(data):
+        notes.add(f"task.toml: unknown key {key}")
+    version = data.get("schema_version", data.get("version"))
+    if version is not None and not isinstance(version, str):
+        notes.add(f'task.toml: version read as "{version}"')
+    metadata, agent = table(data, "metadata"), table(data, "agent")
+    for script in sorted({*root.glob("tests/*.sh"), *root.glob("solution/*.sh"), *root.glob("steps/*/*/*.sh")}):
+        if b"\r\n" in script.read_bytes():
+            notes.add(f"CRLF -> LF in {script.relative_to(root).as_posix()}")
+    return TaskSpec(
+        id=_id(root, data, notes),
+        family=str(metadata.get("family") or metadata.get("category") or "default"),
+        instruction=_instruction(root, data, notes),
+        path=str(root),
+        environment=_environment(root, data, notes, str(version)),
+        level=_level(metadata),
+        split=str(metadata.get("split", "")),
+        agent_timeout_s=number(agent, "timeout_sec", "agent"),
+    )
+
+
+def _id(root: Path, data: Mapping[str, object], notes: Notes) -> str:
+    directory = root.resolve().name
+    if "task" not in data:
+        return directory
+    name = table(data, "task").get("name")
+    if not isinstance(name, str):
+        odd = [f"[{key}]" for key in data if key not in harbor_rules.ROOT]
+        raise TaskError(
+            "task.toml: [task].name is missing" + (f" (not a Harbor task: {', '.join(odd)} are unknown)" if odd else "")
+        )
+    if _NAME.match(name) and ".." not in name:
+        return name
+    notes.add(f"task.toml: [task].name {name!r} is not org/name: the directory name is used")
+    return directory
+
+
+def _level(metadata: Mapping[str, object]) -> int:
+    level = metadata.get("level")
+    if isinstance(level, int) and not isinstance(level, bool):
+        return level
+    return LEVELS.get(str(metadata.get("difficulty", "")).lower(), 1)
+
+
+def _instruction(root: Path, data: Mapping[str, object], notes: Notes) -> str:
+    steps = data.get("steps")
+    if not isinstance(steps, list) or not steps:
+        return without_canary(_text(root / "instruction.md"))
+    notes.add(f"{len(steps)} steps: their instructions are joined; steps are not verified one by one")
+    texts = [without_canary(_text(root / "steps" / str(step.get("name")) / "instruction.md")) for step in steps]
+    return "\n\n".join(texts)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{file.name} is not UTF-8 at byte {error.start}") from error
+
+
+def without_canary(text: str) -> str:
+    """Leading canary lines (HTML comments or `#` lines that say so) and the blank lines after them are removed."""
+    lines = text.split("\n")
+    while lines and "canary" in lines[0].lower() and lines[0].strip().startswith(("<!--", "#")):
+        lines.pop(0)
+        while lines and not lines[0].strip():
+            lines.pop(0)
+    return "\n".join(lines).strip("\n")
+
+
+def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: str) -> EnvironmentSpec:
+    env = table(data, "environment")
+    folder = root / "environment"
+    # Authors up to schema 1.1 relied on these defaults; later ones meant "no limit".
+    limited = not re.match(r"^1\.(?:[2-9]|\d\d)", version)
+    memory, storage = _size(env, "memory", notes), _size(env, "storage", notes)
+    memory = _first(memory, _gigabytes(env, "memory_gb", "memory_mb", notes), 2048 if limited else None)
+    storage = _first(storage, _gigabytes(env, "disk_gb", "storage_mb", notes), 10240 if limited else None)
+    cpus = number(env, "cpus", "environment")
+    for line in harbor_rules.context_notes(folder):
+        notes.add(line)
+    return EnvironmentSpec(
+        context=str(folder) if folder.is_dir() else "",
+        docker_image=_image(env, folder, notes),
+        workdir=str(env["workdir"]) if env.get("workdir") else None,
+        cpus=cpus if cpus is not None else (1.0 if limited else None),
+        memory_mb=memory,
+        storage_mb=storage,
+        network=_network(env, notes),
+        env=_variables(env, notes),
+        build_timeout_s=number(env, "build_timeout_sec", "environment") or DEFAULT_BUILD_TIMEOUT_S,
+    )
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _size(env: Mapping[str, object], key: str, notes: Notes) -> int | None:
+    """`memory_mb`, or the older `memory` as text. A bare number of `memory` is read as MB."""
+    exact = number(env, f"{key}_mb", "environment")
+    value = env.get(key)
+    if value is None:
+        return None if exact is None else int(exact)
+    match = _SIZE.match(str(value))
+    if match is None or isinstance(value, bool):
+        raise TaskError(f"task.toml: environment.{key} is {value!r}, not a size like 2G")
+    factor = {"k": 1 / 1024, "m": 1.0, "": 1.0, "g": 1024.0, "t": 1024.0**2}[match[2].lower()]
+    size = int(float(match[1]) * factor)
+    if exact is not None and int(exact) != size:
+        raise TaskError(f"task.toml: environment.{key} and environment.{key}_mb disagree")
+    if not isinstance(value, str):
+        notes.add(f"task.toml: environment.{key} {value} read as {key}_mb {size}")
+    elif not re.fullmatch(r"\s*\d+(?:\.\d+)?[kmg]\s*", value, re.IGNORECASE):
+        notes.add(f'task.toml: environment.{key} "{value}" -> {key}_mb {size}')
+    return size
+
+
+def _gigabytes(env: Mapping[str, object], key: str, target: str, notes: Notes) -> int | None:
+    value = number(env, key, "environment")
+    if value is None:
+        return None
+    notes.add(f"task.toml: environment.{key} {value:g} -> {target} {int(value * 1024)}")
+    return int(value * 1024)
+
+
+def _image(env: Mapping[str, object], folder: Path, notes: Notes) -> str | None:
+    image = str(env.get("docker_image") or "") or None
+    has_dockerfile = (folder / "Dockerfile").is_file()
+    if image is None and env.get("image") and not has_dockerfile:
+        notes.add(f"task.toml: environment.image {env['image']!r} -> docker_image")
+        image = str(env["image"])
+    if image and has_dockerfile and (image.lower() in _PLACEHOLDERS or not _IMAGE.match(image)):
+        notes.add(f"task.toml: environment.docker_image {image!r} cannot be pulled: the Dockerfile is used")
+        return None
+    return image
+
+
+def _network(env: Mapping[str, object], notes: Notes) -> bool:
+    mode = env.get("network_mode")
+    if mode == "allowlist":
+        notes.add("task.toml: environment.network_mode allowlist is not supported: no network")
+    if mode is not None:
+        return mode == "public"
+    allowed = env.get("allow_internet", True)
+    return str(allowed).lower() not in ("false", "0", "no", "off")
+
+
+def _variables(env: Mapping[str, object], notes: Notes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in table(env, "env").items():
+        if not isinstance(value, str):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            notes.add(f'task.toml: environment.env.{key} read as "{text}"')
+            value = text
+        found[key] = value
+    return found

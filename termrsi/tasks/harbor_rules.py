@@ -1,0 +1,202 @@
+"""What makes a Harbor task directory unusable, which keys mean something, and what in its build context deserves a note."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from termrsi.errors import TaskError
+
+ROOT = frozenset(
+    [
+        "schema_version",
+        "version",
+        "source",
+        "artifacts",
+        "multi_step_reward_strategy",
+        "steps",
+        "metadata",
+        "task",
+        "agent",
+        "verifier",
+        "solution",
+        "environment",
+    ]
+)
+_PHASE = "timeout_sec user network_mode allowed_hosts"
+_ENVIRONMENT = frozenset(
+    [
+        "build_timeout_sec",
+        "docker_image",
+        "os",
+        "cpus",
+        "memory_mb",
+        "storage_mb",
+        "memory",
+        "storage",
+        "gpus",
+        "gpu_types",
+        "tpu",
+        "network_mode",
+        "allowed_hosts",
+        "allow_internet",
+        "env",
+        "mcp_servers",
+        "skills_dir",
+        "healthcheck",
+        "workdir",
+    ]
+)
+_KNOWN = {
+    "task": frozenset(["name", "version", "description", "authors", "keywords"]),
+    "agent": frozenset(_PHASE.split()),
+    "verifier": frozenset(f"{_PHASE} env environment_mode environment collect".split()),
+    "solution": frozenset(("env",)),
+    "environment": _ENVIRONMENT | {"memory_gb", "disk_gb"},  # not Harbor's, but read
+}
+_STEP = frozenset(["name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"])
+_HEADER = re.compile(r"^[^$]*\$\{\w+\}[^$]*$")
+_HOST_VARIABLE = re.compile(r"\$\{(\w+)")
+
+
+def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
+    """Dotted names of keys that have no meaning, in file order."""
+    for key, value in data.items():
+        if key not in ROOT:
+            yield key
+        elif isinstance(value, dict) and key in _KNOWN:
+            yield from (f"{key}.{inner}" for inner in value if inner not in _KNOWN[key])
+        elif key == "steps" and isinstance(value, list):
+            names = dict.fromkeys(inner for step in value if isinstance(step, dict) for inner in step if inner not in _STEP)
+            yield from (f"steps[].{name}" for name in names)
+
+
+def check(root: Path, data: Mapping[str, object]) -> None:
+    """Raises TaskError, with all missing files in one line, or with the first key that has an impossible value."""
+    environment = _sub(data, "environment")
+    if "task" in data and not isinstance(_sub(data, "task").get("name"), str):
+        return  # a file of another tool: the caller says so, which tells more than what is missing
+    steps = _steps(data)
+    _check_keys(environment, "environment")
+    _check_keys(_sub(data, "agent"), "agent")
+    _check_verifier(_sub(data, "verifier"))
+    _check_artifacts(data.get("artifacts"))
+    missing = [*_missing_files(root, environment, steps), *_missing_tests(root, data, steps)]
+    if missing:
+        unset = " and environment.docker_image is unset" if "environment/" in missing else ""
+        raise TaskError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{unset}")
+    if not _has_image(root, environment):
+        raise TaskError(
+            "no image: environment/ has neither Dockerfile nor docker-compose.yaml and environment.docker_image is unset"
+        )
+    _check_links(root)
+
+
+def context_notes(folder: Path) -> Iterator[str]:
+    """Remarks on the build context: a compose file that does not count or needs the host, sources that are not there."""
+    if not (folder / "docker-compose.yaml").is_file():
+        if odd := [name for name in ("docker-compose.yml", "compose.yaml", "compose.yml") if (folder / name).is_file()]:
+            yield f"environment/{odd[0]} is ignored: only docker-compose.yaml counts"
+    else:
+        text = (folder / "docker-compose.yaml").read_text(encoding="utf-8", errors="replace")
+        if not re.search(r"^\s+main:", text, re.MULTILINE):
+            yield "environment/docker-compose.yaml has no service main"
+        own = {"MAIN_IMAGE_NAME", "CONTEXT_DIR", "PREBUILT_IMAGE_NAME", "CPUS", "MEMORY"}
+        if names := sorted(set(_HOST_VARIABLE.findall(text)) - own):
+            yield f"environment/docker-compose.yaml uses variables of the host: {', '.join(names)}"
+    if (folder / "Dockerfile").is_file():
+        for source in _copy_sources((folder / "Dockerfile").read_text(encoding="utf-8", errors="replace")):
+            if not any(folder.glob(source.strip("/") or "*")):
+                yield f"environment/Dockerfile copies {source}, which is not there"
+
+
+def _copy_sources(text: str) -> Iterator[str]:
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.split()
+        if not words or words[0].upper() not in ("COPY", "ADD") or any(sign in line for sign in "[<$"):
+            continue
+        options = [word for word in words if word.startswith("--")]
+        if not any(option.startswith("--from") for option in options):
+            names = [word for word in words[1:] if not word.startswith("--")][:-1]
+            yield from (
+                re.sub(r"^\./", "", name) for name in names if "://" not in name and name not in (".", "./") and ".." not in name
+            )
+
+
+def _sub(data: Mapping[str, object], key: str) -> dict[str, object]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _steps(data: Mapping[str, object]) -> list[dict[str, object]]:
+    steps = data.get("steps", [])
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise TaskError("task.toml: steps is not an array of tables")
+    names = [str(step.get("name", "")) for step in steps]
+    if len({name.casefold() for name in names}) < len(names):
+        raise TaskError("task.toml: two steps have the same name")
+    return steps
+
+
+def _missing_files(root: Path, environment: Mapping[str, object], steps: list[dict[str, object]]) -> Iterator[str]:
+    if not steps and not (root / "instruction.md").is_file():
+        yield "instruction.md"
+    gone = [name for step in steps if not (root / "steps" / (name := str(step.get("name"))) / "instruction.md").is_file()]
+    if gone:
+        yield f"steps/<name>/instruction.md (steps {', '.join(gone)})"
+    if not (root / "environment").is_dir() and not environment.get("docker_image") and not environment.get("image"):
+        yield "environment/"
+
+
+def _missing_tests(root: Path, data: Mapping[str, object], steps: list[dict[str, object]]) -> Iterator[str]:
+    folders = [root / "steps" / str(step.get("name")) / "tests" for step in steps] if steps else []
+    if (root / "tests" / "test.sh").is_file() or (folders and all((folder / "test.sh").is_file() for folder in folders)):
+        return
+    verifier = _sub(data, "verifier")
+    separate = verifier.get("environment_mode") == "separate" or "environment" in verifier
+    bundled = any((root / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
+    if separate and (bundled or _sub(verifier, "environment").get("docker_image")):
+        return
+    yield "tests/test.sh" + (" (which no verifier image bundles)" if separate else "")
+
+
+def _has_image(root: Path, environment: Mapping[str, object]) -> bool:
+    folder = root / "environment"
+    files = (folder / "Dockerfile").is_file() or (folder / "docker-compose.yaml").is_file()
+    return files or bool(environment.get("docker_image") or environment.get("image"))
+
+
+def _check_keys(table: Mapping[str, object], where: str) -> None:
+    mode, hosts = table.get("network_mode"), table.get("allowed_hosts")
+    if mode is not None and mode not in ("public", "no-network", "allowlist"):
+        raise TaskError(f"task.toml: {where}.network_mode is {mode!r}; it must be public, no-network or allowlist")
+    if hosts is not None and mode != "allowlist":
+        raise TaskError(f"task.toml: {where}.allowed_hosts needs network_mode allowlist")
+    if isinstance(hosts, list) and (bad := [host for host in hosts if "://" in str(host)]):
+        raise TaskError(f"task.toml: {where}.allowed_hosts has a URL, {bad[0]!r}; host names only")
+    servers = table.get("mcp_servers", [])
+    for i, server in enumerate(servers if isinstance(servers, list) else []):
+        for key, value in _sub(server, "headers").items():
+            if not _HEADER.match(str(value)):
+                raise TaskError(f"task.toml: {where}.mcp_servers[{i}].headers.{key} must be a ${{VAR}} reference")
+
+
+def _check_verifier(verifier: Mapping[str, object]) -> None:
+    _check_keys(verifier, "verifier")
+    _check_keys(_sub(verifier, "environment"), "verifier.environment")
+    if verifier.get("environment_mode") == "shared" and "environment" in verifier:
+        raise TaskError("task.toml: verifier.environment_mode is shared, so verifier.environment has no place")
+
+
+def _check_artifacts(artifacts: object) -> None:
+    for entry in artifacts if isinstance(artifacts, list) else []:
+        target = entry.get("destination", "") if isinstance(entry, dict) else entry
+        if ".." in Path(str(target)).parts:
+            raise TaskError(f"task.toml: artifacts: {target!r} leaves its directory")
+
+
+def _check_links(root: Path) -> None:
+    base = root.resolve()
+    for folder in ("tests", "solution", "steps"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_symlink() and not path.resolve().is_relative_to(base):
+                raise TaskError(f"{path.relative_to(root).as_posix()} is a link that leaves the task")

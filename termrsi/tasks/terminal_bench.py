@@ -1,0 +1,126 @@
+"""One Terminal-Bench 1.x task directory (task.yaml) to a `TaskSpec`.
+
+Loading and listing only: the runner for this format (run-tests.sh and its parsers) is not there yet, so a verifier refuses
+such a task by name. Compose files are read for notes; the image is the Dockerfile beside task.yaml.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from termrsi.errors import TaskError
+from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, TaskSpec
+from termrsi.tasks.harbor import LEVELS, Notes, number, without_canary
+
+DEFAULT_AGENT_TIMEOUT_S = 360.0
+
+_KNOWN = frozenset(
+    [
+        "instruction",
+        "difficulty",
+        "author_name",
+        "author_email",
+        "category",
+        "tags",
+        "parser_name",
+        "max_agent_timeout_sec",
+        "max_test_timeout_sec",
+        "run_tests_in_same_shell",
+        "disable_asciinema",
+        "estimated_duration_sec",
+        "expert_time_estimate_min",
+        "junior_time_estimate_min",
+        "descriptions",
+    ]
+)
+
+
+def load(path: Path | str) -> LoadResult:
+    """The task of one directory: one `TaskSpec`, or one `SkippedTask` with the reason."""
+    root = Path(path)
+    notes = Notes(str(root))
+    try:
+        task = _task(root, notes)
+    except TaskError as error:
+        return LoadResult((), (SkippedTask(str(root), str(error)),), tuple(notes.lines))
+    return LoadResult((task,), (), tuple(notes.lines))
+
+
+def _task(root: Path, notes: Notes) -> TaskSpec:
+    data = _config(root)
+    missing = [name for name in ("docker-compose.yaml", "run-tests.sh") if not (root / name).is_file()]
+    if missing:
+        raise TaskError(f"{' and '.join(missing)} missing")
+    for key in data:
+        if key not in _KNOWN:
+            notes.add(f"task.yaml: unknown key {key}")
+    difficulty = data.get("difficulty", "unknown")
+    if difficulty not in (*LEVELS, "unknown"):
+        notes.add(f"task.yaml: difficulty {difficulty} -> unknown")
+    _compose_notes(root, notes)
+    if data.get("parser_name", "pytest") == "pytest" and not _prints_summary(root):
+        notes.add("run-tests.sh calls pytest without -rA: passing tests leave no summary")
+    timeout_s = number(data, "max_agent_timeout_sec", "task.yaml")
+    return TaskSpec(
+        id=root.resolve().name,
+        family=str(data.get("category") or "default"),
+        instruction=_instruction(data, notes),
+        path=str(root),
+        environment=EnvironmentSpec(context=str(root), cpus=1.0, memory_mb=2048, network=True),
+        level=LEVELS.get(str(difficulty), 1),
+        split="",
+        agent_timeout_s=DEFAULT_AGENT_TIMEOUT_S if timeout_s is None else timeout_s,
+    )
+
+
+def _config(root: Path) -> dict[str, object]:
+    file = root / "task.yaml"
+    if not file.is_file():
+        raise TaskError("task.yaml is missing")
+    try:
+        data = yaml.safe_load(file.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"task.yaml is not UTF-8 at byte {error.start}") from error
+    except yaml.YAMLError as error:
+        raise TaskError(f"task.yaml: {' '.join(str(error).split())}") from error
+    if data is None:
+        raise TaskError("task.yaml is empty")
+    if not isinstance(data, dict):
+        raise TaskError("task.yaml is not a mapping")
+    return data
+
+
+def _instruction(data: Mapping[str, object], notes: Notes) -> str:
+    """The instruction; in the old form it names the entry of `descriptions` that comes first, the others follow."""
+    instruction = data.get("instruction")
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise TaskError("task.yaml: instruction is missing")
+    entries = data.get("descriptions")
+    texts: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            texts[str(entry.get("key"))] = str(entry.get("description", "")).strip("\n")
+    first = instruction.strip()
+    if first not in texts:
+        return without_canary(instruction)
+    others = [key for key in texts if key != first]
+    notes.add(f'task.yaml: instruction "{first}" -> text of descriptions[{first}], followed by {others}')
+    return "\n\n".join([texts[first], *(texts[key] for key in others)])
+
+
+def _compose_notes(root: Path, notes: Notes) -> None:
+    text = (root / "docker-compose.yaml").read_text(encoding="utf-8", errors="replace")
+    if re.search(r"^\s*-\s*[\"']?\.(?:/tests)?/?:", text, re.MULTILINE):
+        notes.add("docker-compose.yaml mounts the task directory or its tests: the agent could read them")
+    if "COMPOSE_PROJECT_NAME" in text:
+        notes.add("docker-compose.yaml names its container after ${COMPOSE_PROJECT_NAME}")
+    if len(re.findall(r"^ {2}[\w-]+:\s*$", text.split("services:", 1)[-1].split("\nvolumes:", 1)[0], re.MULTILINE)) > 1:
+        notes.add("docker-compose.yaml has several services; only the client's image is read")
+
+
+def _prints_summary(root: Path) -> bool:
+    scripts = [root / "run-tests.sh", *sorted((root / "tests").glob("*.sh"))]
+    text = "\n".join(script.read_text(encoding="utf-8", errors="replace") for script in scripts if script.is_file())
+    return "pytest" not in text or bool(re.search(r"-\w*rA|-ra\b|--ctrf|short test summary", text))

@@ -1,0 +1,230 @@
+"""Losses against numbers worked by hand; no split of a batch changes a gradient; DPPO's five behaviours."""
+
+import itertools
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from termrsi.algo.loss import LossKind, dppo_mask, policy_loss, sft_loss, tis_weights, value_loss
+from termrsi.errors import ConfigError
+
+KINDS: tuple[LossKind, ...] = get_args(LossKind)
+ROLLOUT_KINDS = ("grpo", "reterm", "gspo", "dr_grpo")
+
+
+def log(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).log()
+
+
+def random_batch(seed: int, rows: int = 6, length: int = 7) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(rows, length, generator=g) < 0.6
+    mask[0] = True
+    mask[-1] = False  # a rollout without action tokens
+    old = -2 * torch.rand(rows, length, generator=g, dtype=torch.float64) - 0.05
+    return {
+        "logp": old + 0.3 * torch.randn(rows, length, generator=g, dtype=torch.float64).clamp(-2, 0.1),
+        "old_logp": old,
+        "advantages": torch.randn(rows, 1, generator=g, dtype=torch.float64).expand(rows, length),
+        "mask": mask,
+    }
+
+
+def gradient(kind: LossKind, batch: dict[str, Tensor], parts: list[list[int]]) -> tuple[float, Tensor]:
+    """Loss and gradient with the rows handed over in `parts`, each with the whole batch's denominator."""
+    logp = batch["logp"].clone().requires_grad_()
+    tokens, rollouts = float(batch["mask"].sum()), float(batch["mask"].any(1).sum())
+    total = 0.0
+    for rows in parts:
+        loss = policy_loss(
+            kind,
+            logp[rows],
+            batch["old_logp"][rows],
+            batch["advantages"][rows],
+            batch["mask"][rows],
+            clip_low=0.2,
+            clip_high=0.28,
+            delta=0.1,
+            max_tokens=11,
+            denominator=rollouts if kind in ROLLOUT_KINDS else tokens,
+        )
+        loss.backward()
+        total += float(loss.detach())
+    assert logp.grad is not None
+    return total, logp.grad
+
+
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_split_changes_loss_or_gradient(seed: int, kind: LossKind, data: st.DataObject) -> None:
+    batch = random_batch(seed)
+    order = data.draw(st.permutations(range(6)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 5))))
+    parts = [list(order[a:b]) for a, b in itertools.pairwise([0, *cuts, 6])]
+    whole = gradient(kind, batch, [list(range(6))])
+    split = gradient(kind, batch, parts)
+    assert split[0] == pytest.approx(whole[0], abs=1e-12)
+    torch.testing.assert_close(split[1], whole[1], rtol=0, atol=1e-12)
+    default = policy_loss(kind, **batch, clip_low=0.2, clip_high=0.28, delta=0.1, max_tokens=11)
+    assert float(default) == pytest.approx(whole[0], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "gspo"])
+def test_a_rollout_in_two_rows_equals_one_row(kind: LossKind) -> None:
+    batch = random_batch(3, rows=2, length=8)
+    batch["mask"][:] = True
+    options = {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 9, "denominator": 1.0 if kind in ROLLOUT_KINDS else 8.0}
+    row = {name: column[:1] for name, column in batch.items()}
+    whole = policy_loss(kind, **row, **options)
+    cut = {name: torch.cat([column[:, :3], column[:, 3:6]]) for name, column in row.items()}
+    rest = {name: column[:, 6:] for name, column in row.items()}
+    split = policy_loss(kind, **cut, **options, rollout_tokens=torch.tensor([8, 8]))
+    split = split + policy_loss(kind, **rest, **options, rollout_tokens=torch.tensor([8]))
+    torch.testing.assert_close(split, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_without_actions_is_inert_and_nothing_off_the_mask_is_read(kind: LossKind) -> None:
+    batch = random_batch(1)
+    options = {"clip_low": 0.2, "clip_high": 0.2, "max_tokens": 5}
+    clean = policy_loss(kind, **{name: column[:-1] for name, column in batch.items()}, **options)
+    for junk in (math.nan, math.inf, -math.inf):
+        dirty = {n: c if n == "mask" else torch.where(batch["mask"], c, junk) for n, c in batch.items()}
+        dirty["logp"].requires_grad_()
+        loss = policy_loss(kind, **dirty, **options)
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), clean)
+        grad = dirty["logp"].grad
+        assert grad is not None
+        assert torch.isfinite(grad).all()
+        assert not grad[~batch["mask"]].any()
+    empty = policy_loss(kind, **{name: column[-1:] for name, column in batch.items()}, **options)
+    assert float(empty) == 0.0
+
+
+def test_worked_by_hand() -> None:
+    # Row 1: rho 1.5 and 1.1 with A = 1; row 2: rho 0.5 with A = -2.
+    old = torch.zeros(2, 2, dtype=torch.float64)
+    logp = torch.stack([log(1.5, 1.1), log(0.5, 1.0)])
+    advantages = torch.tensor([[1.0, 1.0], [-2.0, -2.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1], [1, 0]])
+    args, options = (logp, old, advantages, mask), {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 10}
+    # Terms: min(1.5, 1.28), 1.1 and min(-1, -1.6).
+    first, second, third = 1.28, 1.1, -1.6
+    for kind in ("ppo", "dapo"):
+        assert float(policy_loss(kind, *args, **options)) == pytest.approx(-(first + second + third) / 3)
+    for kind in ("grpo", "reterm"):
+        assert float(policy_loss(kind, *args, **options)) == pytest.approx(-((first + second) / 2 + third) / 2)
+    assert float(policy_loss("dr_grpo", *args, **options)) == pytest.approx(-(first + second + third) / 20)
+    # Sequence ratios sqrt(1.65) > 1.28 and 0.5.
+    assert float(policy_loss("gspo", *args, **options)) == pytest.approx(-(1.28 - 1.6) / 2)
+
+
+def test_pooled_groups_are_a_mean_over_all_rollouts() -> None:
+    """ReTerm: original and recovery groups pooled, with M_R = 0 it is GRPO."""
+    batch = random_batch(5)
+    both = policy_loss("reterm", **batch, clip_low=0.2, clip_high=0.28)
+    parts = [{n: c[rows] for n, c in batch.items()} for rows in (slice(0, 2), slice(2, 6))]
+    sizes = [float(p["mask"].any(1).sum()) for p in parts]
+    means = [float(policy_loss("grpo", **p, clip_low=0.2, clip_high=0.28)) for p in parts]
+    assert float(both) == pytest.approx(sum(m * s for m, s in zip(means, sizes, strict=True)) / sum(sizes))
+
+
+def test_dppo_five_behaviours() -> None:
+    def kept(mu: float, pi: float, advantage: float, delta: float = 0.1) -> bool:
+        return bool(dppo_mask(log(pi), log(mu), torch.tensor([advantage]), delta=delta)[0])
+
+    assert kept(1e-4, 1e-3, 1.0)  # r = 10, but D = 9e-4
+    assert not kept(0.99, 0.80, -1.0)  # r = 0.81, D = 0.19
+    assert kept(0.99, 0.80, 1.0)  # back towards the sampler
+    assert kept(0.1, 0.9, -1.0)
+    assert not kept(0.1, 0.9, 1.0)
+    assert kept(0.5, 0.5, 1.0)
+    assert kept(0.1, 0.9, 0.0)
+    assert kept(0.5, 0.6, 1.0)  # D = delta exactly
+    assert kept(0.4, 0.5, 1.0)
+    for mu, pi in itertools.pairwise([0.1, 0.2, 0.3, 0.4, 0.5]):  # in float32 too, where log and exp round
+        f32 = [torch.tensor([p], dtype=torch.float32).log() for p in (pi, mu)]
+        assert bool(dppo_mask(f32[0], f32[1], torch.ones(1)))
+    assert not kept(0.5, 0.601, 1.0)
+
+
+def test_dppo_kl_is_the_bernoulli_divergence() -> None:
+    mu, pi = 0.5, 0.8
+    divergence = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+    for delta, want in ((divergence * 1.001, 1.0), (divergence * 0.999, 0.0)):
+        assert float(dppo_mask(log(pi), log(mu), torch.ones(1), delta=delta, divergence="kl")) == want
+    ends = torch.tensor([0.0, -100.0])
+    assert torch.isfinite(dppo_mask(ends, ends.flip(0), torch.ones(2), divergence="kl")).all()
+
+
+def test_dppo_gradient_is_vanilla_at_the_sampler_and_counts_masked_tokens() -> None:
+    logp = log(0.3, 0.7)[None].requires_grad_()
+    advantages, mask = torch.tensor([[2.0, -1.0]]), torch.ones(1, 2)
+    policy_loss("dppo", logp, logp.detach(), advantages, mask, delta=0.1).backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[-1.0, 0.5]], dtype=torch.float64))  # -A / 2
+    # The second token is masked (D = 0.19, A < 0): its term is 0, the denominator is still 2, and r is not clipped.
+    logp = log(0.6, 0.80)[None].requires_grad_()
+    loss = policy_loss("dppo", logp, log(0.59, 0.99)[None], advantages, mask, delta=0.1)
+    assert float(loss.detach()) == pytest.approx(-(0.6 / 0.59) * 2 / 2)
+    loss.backward()
+    assert logp.grad is not None
+    assert float(logp.grad[0, 1]) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_ratio_one_every_gradient_is_the_policy_gradient(kind: LossKind) -> None:
+    logp = log(0.3, 0.7)[None].requires_grad_()
+    policy_loss(kind, logp, logp.detach(), torch.full((1, 2), 3.0), torch.ones(1, 2), max_tokens=2).backward()
+    torch.testing.assert_close(logp.grad, torch.full((1, 2), -1.5, dtype=torch.float64))
+
+
+def test_tis() -> None:
+    old, sampler = log(0.5, 0.9, 0.1), log(0.5, 0.1, 0.2)
+    torch.testing.assert_close(tis_weights(old, sampler, cap=2.0), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))
+    logp = old[None].clone().requires_grad_()
+    loss = policy_loss("ppo", logp, old[None], torch.ones(1, 3), torch.ones(1, 3), sampler_logp=sampler[None], tis_cap=2.0)
+    assert float(loss.detach()) == pytest.approx(-3.5 / 3)
+    loss.backward()
+    torch.testing.assert_close(logp.grad, -torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64) / 3)
+
+
+def test_refusals() -> None:
+    x = torch.zeros(1, 2)
+    with pytest.raises(ConfigError, match="corrects twice"):
+        policy_loss("ppo", x, x, x, x, sampler_logp=x, tis_cap=2.0, anchor="sampler")
+    with pytest.raises(ConfigError, match="corrects twice"):
+        policy_loss("dppo", x, x, x, x, sampler_logp=x, tis_cap=2.0)
+    with pytest.raises(ConfigError, match="sampler's log-prob"):
+        policy_loss("ppo", x, x, x, x, tis_cap=2.0)
+    with pytest.raises(ConfigError, match="constant length"):
+        policy_loss("dr_grpo", x, x, x, x)
+    with pytest.raises(ConfigError, match="one of ppo, grpo"):
+        policy_loss("reinforce", x, x, x, x)  # pyright: ignore[reportArgumentType]: the point
+    with pytest.raises(ConfigError, match="unknown anchor"):
+        policy_loss("ppo", x, x, x, x, anchor="engine")  # pyright: ignore[reportArgumentType]: the point
+
+
+def test_value_loss() -> None:
+    values, returns = torch.tensor([[1.0, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, math.nan]])
+    old, mask = torch.tensor([[0.6, 0.4, 0.0]]), torch.tensor([[1, 1, 0]])
+    # Clipped: 0.6 + 0.2 -> error 0.64 < 1; 0.4 + 0.1 -> the same 0.25.
+    assert float(value_loss(values, returns, old, mask, clip=0.2)) == pytest.approx(0.5 * (1.0 + 0.25) / 2)
+    # The clip bites where it makes the error larger: V jumped from 0 past the target's neighbourhood.
+    one = torch.ones(1, 1)
+    assert float(value_loss(one, one, 0 * one, one, clip=0.2)) == pytest.approx(0.5 * 0.64)
+    assert float(value_loss(one, one, 0 * one, one, clip=0.0)) == 0.0
+    assert float(value_loss(values, returns, old, mask, clip=0.2, denominator=10)) == pytest.approx(0.5 * 1.25 / 10)
+    assert float(value_loss(values, returns, old, 0 * mask, clip=0.2)) == 0.0
+
+
+def test_sft_loss() -> None:
+    logp, mask = torch.tensor([[-1.0, math.nan], [-3.0, -2.0]]), torch.tensor([[1, 0], [1, 1]])
+    assert float(sft_loss(logp, mask)) == pytest.approx(2.0)
+    assert float(sft_loss(logp, mask, denominator=12)) == pytest.approx(0.5)
+    assert float(sft_loss(logp, 0 * mask)) == 0.0

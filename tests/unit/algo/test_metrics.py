@@ -1,0 +1,87 @@
+"""Metrics against values worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from termrsi.algo import metrics
+
+
+def test_explained_variance() -> None:
+    returns = np.array([1.0, 2.0, 3.0, 6.0])
+    assert metrics.explained_variance(returns, returns) == 1.0
+    assert metrics.explained_variance(np.full(4, 7.0), returns) == pytest.approx(0.0)
+    assert metrics.explained_variance(-returns, returns) == pytest.approx(-3.0)
+    assert metrics.explained_variance(np.zeros(3), np.full(3, 0.1)) is None
+    assert metrics.explained_variance(np.zeros(0), np.zeros(0)) is None
+
+
+def test_logp_gap() -> None:
+    gap = metrics.logp_gap(np.array([-1.0, -2.0]), np.array([-1.0, -2.5]))
+    assert gap.mean == pytest.approx(0.25)
+    assert gap.max == pytest.approx(0.5)
+    assert gap.k3 == pytest.approx((math.exp(0.5) - 1.5) / 2)
+    assert metrics.logp_gap(np.zeros(0), np.zeros(0)) == metrics.Gap(0.0, 0.0, 0.0)
+
+
+def test_clip_fraction_and_ratios() -> None:
+    ratio = metrics.ratios(np.log([1.3, 1.3, 0.7, 0.7, 1.0]), np.zeros(5))
+    np.testing.assert_allclose(ratio, [1.3, 1.3, 0.7, 0.7, 1.0])
+    advantages = np.array([1.0, -1.0, 1.0, -1.0, 0.0])  # only the first and the fourth lose their gradient
+    assert metrics.clip_fraction(ratio, advantages, clip_low=0.2, clip_high=0.2) == pytest.approx(0.4)
+    assert metrics.clip_fraction(ratio, advantages, clip_low=0.2, clip_high=0.4) == pytest.approx(0.2)
+    assert metrics.clip_fraction(np.zeros(0), np.zeros(0), clip_low=0.2, clip_high=0.2) == 0.0
+
+
+def test_mean_at_k_and_pass_at_k() -> None:
+    passes = [[True, False, False], [True, True, True]]
+    assert metrics.mean_at_k(passes) == pytest.approx(2 / 3)
+    assert metrics.pass_at_k(3, 1, 1) == pytest.approx(1 / 3)
+    assert metrics.pass_at_k(5, 2, 3) == pytest.approx(1 - 1 / 10)  # C(3, 3) / C(5, 3)
+    assert metrics.pass_at_k(5, 0, 3) == 0.0
+    assert metrics.pass_at_k(5, 3, 3) == 1.0
+    assert metrics.mean_pass_at_k(passes, 2) == pytest.approx((2 / 3 + 1) / 2)
+    for n, c, k in ((3, 1, 4), (3, 4, 1), (3, -1, 1), (3, 1, 0)):
+        with pytest.raises(ValueError, match="undefined"):
+            metrics.pass_at_k(n, c, k)
+    for empty in ([], [[True], []]):
+        with pytest.raises(ValueError, match="every task an attempt"):
+            metrics.mean_at_k(empty)
+    with pytest.raises(ValueError, match="no task"):
+        metrics.mean_pass_at_k([], 1)
+
+
+def test_wilson_interval() -> None:
+    # 8 of 10, z = 1.96: the usual worked example.
+    interval = metrics.wilson_interval(8, 10)
+    assert (interval.low, interval.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    none = metrics.wilson_interval(0, 10)
+    assert none.low == 0.0
+    assert none.high == pytest.approx(0.2775, abs=1e-4)
+    assert metrics.wilson_interval(10, 10).high == 1.0
+    with pytest.raises(ValueError, match="no proportion"):
+        metrics.wilson_interval(3, 2)
+
+
+def test_bootstrap_interval() -> None:
+    passes = [[True]] * 30 + [[False]] * 70
+    interval = metrics.bootstrap_interval(passes, seed=1)
+    assert interval == metrics.bootstrap_interval(passes, seed=1)
+    assert interval.estimate == pytest.approx(0.3)
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 100)  # the normal approximation
+    assert interval.low == pytest.approx(0.3 - half, abs=0.02)
+    assert interval.high == pytest.approx(0.3 + half, abs=0.02)
+
+
+def test_pairing_removes_the_spread_between_tasks() -> None:
+    before = [[i % 2 == 0] * 4 for i in range(40)]
+    after = [[attempt or k == 0 for k, attempt in enumerate(task)] for task in before]  # odd tasks: one of four passes
+    paired = metrics.paired_bootstrap_interval(before, after)
+    assert paired.estimate == pytest.approx(0.125)
+    assert 0 < paired.low < 0.125 < paired.high
+    assert paired.high - paired.low < metrics.bootstrap_interval(before).high - metrics.bootstrap_interval(before).low
+    same = metrics.paired_bootstrap_interval(before, before)
+    assert (same.low, same.estimate, same.high) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="the same"):
+        metrics.paired_bootstrap_interval(before, after[1:])

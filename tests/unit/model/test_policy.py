@@ -1,0 +1,217 @@
+"""PolicyModel on the tiny model: right numbers, learning, splitting, and files that come back bit for bit."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from termrsi.errors import CheckpointError, ConfigError
+from termrsi.model.checkpoint import checksum, tiny_model
+from termrsi.model.masters import Compute
+from termrsi.model.policy import PolicyModel
+from termrsi.records import Sample
+
+Make = Callable[..., list[Sample]]
+COMPUTE: tuple[Compute, ...] = ("bf16", "fp32")
+
+
+def with_logp(samples: list[Sample], logps: list[list[float]]) -> list[Sample]:
+    return [dataclasses.replace(s, old_logp=tuple(lp), sampler_logp=tuple(lp)) for s, lp in zip(samples, logps, strict=True)]
+
+
+def fp32_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
+    return policy._masters.weights()
+
+
+def test_logp_equals_the_full_softmax(tiny: Path, make_samples: Make) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
+    samples = make_samples()
+    got = PolicyModel(tiny, compute="fp32", micro_tokens=40).logp(samples)
+    for sample, row in zip(samples, got, strict=True):
+        with torch.no_grad():
+            full = torch.log_softmax(model(torch.tensor([sample.ids])).logits[0], 1)
+        want = [full[t - 1, i].item() if m else 0.0 for t, (i, m) in enumerate(zip(sample.ids, sample.mask, strict=True))]
+        assert row == pytest.approx(want, abs=1e-5)
+    half = PolicyModel(tiny, compute="bf16").logp(samples)
+    for a, b in zip(got, half, strict=True):
+        assert a == pytest.approx(b, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo", "dapo", "dr_grpo", "gspo", "dppo", "reterm"])
+def test_micro_batches_change_nothing(tiny: Path, make_samples: Make, kind: str) -> None:
+    """One micro-batch, and one row at a time."""
+    after = []
+    for budget in (10_000, 1):
+        policy = PolicyModel(tiny, compute="fp32", micro_tokens=budget)
+        samples = with_logp(make_samples(), policy.logp(make_samples()))
+        metrics = policy.update(samples, {"kind": kind, "max_tokens": 30}, lr=1e-3)
+        assert metrics.extra["micro_batches"] == (1 if budget > 1 else 5)
+        assert metrics.tokens == sum(sum(s.mask) for s in samples)
+        after.append((metrics, fp32_weights(policy)))
+    (one, weights), (many, others) = after
+    assert one.loss == pytest.approx(many.loss, abs=1e-6)
+    assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-4)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_update_moves_the_policy_towards_the_advantages(tiny: Path, make_samples: Make, compute: Compute) -> None:
+    policy = PolicyModel(tiny, compute=compute)
+    before = policy.logp(make_samples())
+    samples = with_logp(make_samples(), before)
+    first = policy.update(samples, {"kind": "ppo"}, lr=3e-3)
+    assert first.extra["ratio_mean"] == pytest.approx(1.0)  # the same micro-batches as in `logp`
+    assert first.extra["clip_fraction"] == first.extra["sampler_k3"] == 0.0
+    second = policy.update(samples, {"kind": "ppo"}, lr=3e-3)
+    assert second.loss < first.loss
+    assert second.extra["ratio_max"] > 1.0
+    assert second.extra["sampler_k3"] > 0.0
+    after = policy.logp(samples)
+    gain = sum(
+        (b - a) * adv for s, x, y in zip(samples, before, after, strict=True) for a, b, adv in zip(x, y, s.advantages, strict=True)
+    )
+    assert gain > 0
+
+
+def test_fit_lowers_the_cross_entropy(tiny: Path, make_samples: Make) -> None:
+    policy = PolicyModel(tiny, micro_tokens=40)
+    samples = make_samples()
+    tokens = sum(sum(s.mask) for s in samples)
+    assert policy.fit(samples, lr=0.0).loss == pytest.approx(-sum(map(sum, policy.logp(samples))) / tokens, rel=1e-4)
+    losses = [policy.fit(samples, lr=3e-3).loss for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_anchor_current_equals_a_fresh_old_logp(tiny: Path, make_samples: Make) -> None:
+    checksums = []
+    for anchor in ("old", "current"):
+        policy = PolicyModel(tiny, compute="fp32")
+        samples = make_samples() if anchor == "current" else with_logp(make_samples(), policy.logp(make_samples()))
+        policy.update(samples, {"kind": "grpo", "anchor": anchor}, lr=1e-3)
+        checksums.append(policy.checksum())
+    assert checksums[0] == checksums[1]
+
+
+def test_small_steps_add_up_in_the_masters(tiny: Path, make_samples: Make) -> None:
+    """Steps far below bf16's resolution are kept, and show once there are enough of them."""
+    policy = PolicyModel(tiny, compute="bf16")
+    samples, start, masters = make_samples(), policy.checksum(), fp32_weights(policy)
+    policy.fit(samples, lr=1e-9)
+    assert any((masters[name] != weight).any() for name, weight in fp32_weights(policy).items())
+    for _ in range(5):
+        policy.fit(samples, lr=1e-5)
+    assert policy.checksum() != start
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny: Path, make_samples: Make) -> None:
+    policy = PolicyModel(tiny)
+    start = policy.checksum()
+    samples = with_logp(make_samples(), policy.logp(make_samples()))
+    bad = [dataclasses.replace(s, advantages=(float("nan"),) * len(s.ids)) for s in samples]
+    assert math.isnan(policy.update(bad, {"kind": "ppo"}, lr=1.0).grad_norm)
+    assert policy.checksum() == start
+    assert policy.fit(samples, lr=1e-3).grad_norm > 0
+
+
+def test_samples_without_actions_are_inert(tiny: Path, make_samples: Make) -> None:
+    samples = make_samples()
+    idle = Sample((1, 2, 3), (0, 0, 0), (0, 0, 0), "idle", advantages=(5.0,) * 3)
+    checksums = []
+    for extra in ([], [idle]):
+        policy = PolicyModel(tiny, compute="fp32")
+        policy.update([*samples, *extra], {"kind": "grpo", "anchor": "current"}, lr=1e-3)
+        checksums.append(policy.checksum())
+    assert checksums[0] == checksums[1]
+    assert policy.logp([idle]) == [[0.0, 0.0, 0.0]]
+    empty = policy.update([idle], {"kind": "grpo", "anchor": "current"}, lr=1e-3)
+    assert (empty.loss, empty.tokens) == (0.0, 0)
+    assert policy.checksum() == checksums[0]
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_save_and_load_bit_for_bit(tiny: Path, tmp_path: Path, make_samples: Make, compute: Compute) -> None:
+    policy = PolicyModel(tiny, compute=compute)
+    policy.fit(make_samples(), lr=1e-3)
+    state = {name: tensor.clone() for name, tensor in policy.state().items()}
+    saved = policy.save(tmp_path / "out")
+    assert saved == policy.checksum() == checksum(load_file(tmp_path / "out" / "model.safetensors"))
+    other = PolicyModel(tiny, compute=compute)
+    assert other.load(tmp_path / "out") == saved
+    assert not other._masters.has_moments
+    assert {name: t.dtype for name, t in other.state().items()} == dict.fromkeys(state, torch.bfloat16)
+    for name, tensor in other.state().items():
+        assert torch.equal(tensor, state[name])
+    assert "lm_head.weight" not in state  # tied: once
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert plain.dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (tiny / name).read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.decode(tokenizer.encode("naïve\n")) == "naïve\n"
+    policy.save(tmp_path / "out")  # over itself
+    assert PolicyModel(tmp_path / "out").checksum() == saved
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_a_resumed_run_goes_on_bit_for_bit(tiny: Path, tmp_path: Path, make_samples: Make, compute: Compute) -> None:
+    policy = PolicyModel(tiny, compute=compute)
+    for _ in range(2):
+        policy.fit(make_samples(), lr=1e-3)
+    policy.save_training(tmp_path / "training")
+    other = PolicyModel(tiny, compute=compute)
+    assert other.load_training(tmp_path / "training") == policy.checksum()
+    for model in (policy, other):
+        model.fit(make_samples(seed=1), lr=1e-3)
+    for name, weight in fp32_weights(policy).items():
+        assert torch.equal(weight, fp32_weights(other)[name])
+
+
+def test_gradient_checkpointing_changes_nothing(tiny: Path, make_samples: Make) -> None:
+    checksums = set()
+    for checkpointing in (False, True):
+        policy = PolicyModel(tiny, compute="fp32", gradient_checkpointing=checkpointing)
+        policy.fit(make_samples(), lr=1e-3)
+        checksums.add(policy.checksum())
+    assert len(checksums) == 1
+
+
+def test_untied_head_trains_too(tiny: Path, tmp_path: Path, make_samples: Make) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(tmp_path / "untied")
+    policy = PolicyModel(tmp_path / "untied")
+    before = policy.state()["lm_head.weight"].clone()
+    policy.fit(make_samples(), lr=1e-2)
+    assert not torch.equal(policy.state()["lm_head.weight"], before)
+
+
+def test_refusals(tiny: Path, tmp_path: Path, make_samples: Make) -> None:
+    policy = PolicyModel(tiny)
+    samples = make_samples()
+    with pytest.raises(ConfigError, match=r"clip_hgih.*did you mean clip_high"):
+        policy.update(samples, {"kind": "ppo", "clip_hgih": 0.2}, lr=0.0)
+    with pytest.raises(ConfigError, match="needs the key kind"):
+        policy.update(samples, {}, lr=0.0)
+    with pytest.raises(ConfigError, match="one of old, sampler, current"):
+        policy.update(samples, {"kind": "ppo", "anchor": "new"}, lr=0.0)
+    with pytest.raises(ValueError, match="old_logp holds 0"):
+        policy.update(samples, {"kind": "ppo"}, lr=0.0)
+    with pytest.raises(ConfigError, match="corrects twice"):
+        policy.update(with_logp(samples, policy.logp(samples)), {"kind": "ppo", "anchor": "sampler", "tis_cap": 2.0}, lr=0.0)
+    with pytest.raises(ConfigError, match="bf16 or fp32"):
+        PolicyModel(tiny, compute="fp16")  # pyright: ignore[reportArgumentType]: the point
+    with pytest.raises(CheckpointError, match="no model here"):
+        PolicyModel(tmp_path)
+    other = tiny_model(tmp_path / "other", seed=1)
+    (other / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="not what was written"):
+        policy.load(other)

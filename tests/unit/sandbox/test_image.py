@@ -1,0 +1,169 @@
+"""Dockerfiles: what is understood, what is refused and where, and images built for real."""
+
+import asyncio
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from termrsi.errors import TaskError
+from termrsi.records import EnvironmentSpec
+from termrsi.sandbox import dockerfile, image
+from termrsi.sandbox.local import LocalOptions, LocalSandbox
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(text)
+    return folder / "Dockerfile"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("FROM a\nVOLUME /x\n", 2, "VOLUME is not supported"),
+        ("FROM a\n\n# note\nONBUILD RUN x", 4, "ONBUILD is not supported"),
+        ("FROM a\nFROM b", 2, "a second FROM"),
+        ("RUN x\nFROM a", 1, "RUN before FROM"),
+        ("FROM a\nUSER bob", 2, "USER bob is not supported"),
+        ("FROM a\nCOPY --from=b x y", 2, "COPY --from is not supported"),
+        ("FROM a\nCOPY --chown=bob x y", 2, "--chown=bob"),
+        ("FROM a\nCOPY --chmod=u+x x y", 2, "--chmod=u+x"),
+        ("FROM a\nRUN --mount=type=cache,target=/x y", 2, "RUN --mount"),
+        ("FROM a\nADD https://x.org/y /z", 2, "ADD of a URL"),
+        ("FROM a\nRUN cat <<EOF\nx\nEOF", 2, "heredoc"),
+        ("FROM a\nRUN", 2, "RUN without arguments"),
+        ("FROM a\nENV X", 2, "name=value"),
+        ("FROM a\nLABEL x=y \\\n  z=w\nCOPY 'x y", 4, "No closing quotation"),
+        ("FROM a\nHEALTHCHECK NONE", 2, "HEALTHCHECK"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, line: int, words: str) -> None:
+    path = write(tmp_path / "c", text)
+
+    def read() -> None:
+        for instruction in dockerfile.parse(path):
+            if instruction.name == "ENV":
+                dockerfile.pairs(instruction)
+
+    with pytest.raises(TaskError) as caught:
+        read()
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert words in str(caught.value)
+
+
+def test_no_from_and_no_text(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no FROM"):
+        dockerfile.parse(write(tmp_path / "c", "# nothing\n"))
+    (tmp_path / "c" / "Dockerfile").write_bytes(b"\xff\xfe")
+    with pytest.raises(TaskError, match="cannot be read"):
+        dockerfile.parse(tmp_path / "c" / "Dockerfile")
+
+
+def test_lines_are_joined(tmp_path: Path) -> None:
+    steps = dockerfile.parse(
+        write(tmp_path / "c", 'from a AS b\nRUN one && \\\n# between\n\n    two\nCMD ["x"]\nCOPY a b c/\n')
+    )
+    assert [(s.name, s.where.rpartition(":")[2]) for s in steps] == [("FROM", "1"), ("RUN", "2"), ("CMD", "6"), ("COPY", "7")]
+    assert steps[1].rest.split() == ["one", "&&", "two"]
+    assert steps[3].words == ("a", "b", "c/")
+
+
+def test_variables() -> None:
+    values = {"X": "1", "E": ""}
+    assert dockerfile.expand("$X ${X}a $Y|${Y:-d} ${E:-d} ${X:+s} ${Y:+s}| \\$X", values) == "1 1a |d d s | $X"
+
+
+DOCKERFILE = """
+ARG BASE=ubuntu:24.04
+FROM ${BASE}
+ARG WHO=world
+ENV GREETING="hello $WHO" OTHER=a\\ b
+ENV OLD style value
+WORKDIR /work
+WORKDIR sub
+COPY data.txt *.py ./
+COPY --chmod=0755 run.sh /usr/local/bin/run
+COPY folder /copied
+ADD archive.tar.gz /unpacked
+RUN echo "$GREETING" > made && pwd >> made
+RUN ["/bin/sh", "-c", "echo $OTHER >> made"]
+RUN rm -rf /etc/apt && ! ls /etc/apt
+USER root
+LABEL x=y
+EXPOSE 80
+CMD ["bash"]
+"""
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    folder = tmp_path / "context"
+    write(folder, DOCKERFILE)
+    for name, text in (("data.txt", "data"), ("a.py", "a"), ("b.py", "b"), ("run.sh", "#!/bin/sh\necho ran\n")):
+        (folder / name).write_text(text)
+    (folder / "folder" / "in").mkdir(parents=True)
+    (folder / "folder" / "in" / "f").write_text("f")
+    with tarfile.open(folder / "archive.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("inside"), io.BytesIO(b""))
+    return folder
+
+
+async def built(context: Path, tmp_path: Path) -> image.Image:
+    return await image.build(EnvironmentSpec(context=str(context)), tmp_path / "cache", state_dir=tmp_path / "state")
+
+
+async def look(made: image.Image, tmp_path: Path, command: str) -> str:
+    box = LocalSandbox(LocalOptions(image=made, state_dir=tmp_path / "state"))
+    await box.start()
+    try:
+        return (await box.run(command, 10.0)).output
+    finally:
+        await box.close()
+
+
+async def test_an_image(context: Path, tmp_path: Path) -> None:
+    made = await built(context, tmp_path)
+    assert made.workdir == "/work/sub"
+    assert made.env == {"GREETING": "hello world", "OTHER": "a b", "OLD": "style value"}
+    text = await look(
+        made,
+        tmp_path,
+        "pwd; echo $OLD; ls; cat made; run; cat /copied/in/f; ls /unpacked; ls /etc/apt 2>&1 | grep -c 'No such'",
+    )
+    assert text == "/work/sub\nstyle value\na.py\nb.py\ndata.txt\nmade\nhello world\n/work/sub\na b\nran\nfinside\n1\n"
+    assert await look(made, tmp_path, "cat /proc/self/mountinfo > /dev/null; echo x > made; cat made") == "x\n"
+    assert "hello" in await look(made, tmp_path, "cat made")  # the layer is never written
+
+
+async def test_the_cache(context: Path, tmp_path: Path) -> None:
+    first, *others = await asyncio.gather(*(built(context, tmp_path) for _ in range(40)))  # more than there are threads
+    assert others == [first] * 39
+    assert len(list((tmp_path / "cache/images").glob("*/image.json"))) == 1
+    assert not list((tmp_path / "cache/images").glob("tmp-*"))
+    times = Path(first.layers[0]).stat().st_ctime_ns
+    assert await built(context, tmp_path) == first
+    assert Path(first.layers[0]).stat().st_ctime_ns == times
+    (context / "data.txt").write_text("changed")
+    assert (await built(context, tmp_path)).digest != first.digest
+
+
+async def test_a_build_that_fails(context: Path, tmp_path: Path) -> None:
+    for text, words in (
+        ("FROM a\nRUN echo why; exit 3", r"Dockerfile:2: RUN failed with exit code 3(.|\n)*why"),
+        ("FROM a\nRUN curl --max-time 2 http://1.1.1.1 || cat < /dev/tcp/1.1.1.1/80", "Dockerfile:2: RUN failed"),
+        ("FROM a\nCOPY none /x", "Dockerfile:2: COPY none: no such file"),
+        ("FROM a\nCOPY ../../etc/passwd /x", "outside of the context"),
+        ("FROM a\nCOPY one", "needs a source and a destination"),
+    ):
+        write(context, text)
+        (tmp_path / "etc").mkdir(exist_ok=True)
+        with pytest.raises(TaskError, match=words):
+            await built(context, tmp_path)
+    assert not [path for path in (tmp_path / "cache/images").iterdir() if path.suffix != ".lock"]
+
+
+async def test_without_a_dockerfile(tmp_path: Path) -> None:
+    made = await image.build(EnvironmentSpec(docker_image="ubuntu:24.04", workdir="/w"), tmp_path)
+    assert made == image.Image(workdir="/w")

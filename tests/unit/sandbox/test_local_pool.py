@@ -1,0 +1,111 @@
+"""The local pool with real sandboxes: places, order, images, snapshots, failures, ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from termrsi.errors import SandboxError, TaskError
+from termrsi.records import EnvironmentSpec, TaskSpec
+from termrsi.sandbox import cgroups
+from termrsi.sandbox.local_pool import LocalPool
+
+
+def task(name: str = "t", context: Path | str = "", **fields: object) -> TaskSpec:
+    environment = EnvironmentSpec(context=str(context), **fields)  # pyright: ignore[reportArgumentType]
+    return TaskSpec(id=name, family="f", instruction="", path="", environment=environment)
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[LocalPool]:
+    made = LocalPool(size=2, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="pooltest", tick_s=0.05)
+    yield made
+    await made.close()
+    assert [group for parent in cgroups.parents() for group in parent.glob("pooltest-*")] == []
+    assert not list((tmp_path / "state").glob("layers/*"))
+
+
+async def test_a_third_lease_waits_for_a_release(pool: LocalPool) -> None:
+    first, second = await pool.lease(task()), await pool.lease(task())
+    third = asyncio.create_task(pool.lease(task("third")))
+    await asyncio.sleep(0.1)
+    assert not third.done()
+    await pool.release(first)
+    await pool.release(first)
+    box = await asyncio.wait_for(third, 5.0)
+    assert box.id not in (first.id, second.id)
+    with pytest.raises(SandboxError):
+        await first.run("true")
+
+
+async def test_the_tasks_image_environment_and_a_snapshot(pool: LocalPool, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM a\nWORKDIR /w\nRUN echo image > f\n")
+    spec = task("one", context, env={"GIVEN": "yes"}, memory_mb=256)
+    box = await pool.lease(spec)
+    assert (await box.run("pwd; cat f; echo $GIVEN; echo more >> f; x=5")).output == "/w\nimage\nyes\n"
+    snapshot = await box.snapshot()
+    await pool.release(box)
+    again = await pool.lease(spec, snapshot)
+    assert (await again.run("pwd; cat f; echo $GIVEN $x")).output == "/w\nimage\nmore\nyes 5\n"
+    await pool.release(again)
+    await pool.discard(snapshot)
+    await pool.discard(snapshot)
+    with pytest.raises(SandboxError):
+        await pool.lease(spec, snapshot)
+
+
+async def test_a_failed_start_frees_its_place(pool: LocalPool, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM a\nRUN exit 3\n")
+    for _ in range(3):
+        with pytest.raises(TaskError, match="exit code 3"):
+            await pool.lease(task("bad", context))
+    assert (await (await pool.lease(task())).run("echo ok")).output == "ok\n"
+
+
+async def test_a_lease_that_is_given_up(pool: LocalPool) -> None:
+    held = [await pool.lease(task()), await pool.lease(task())]
+    waiting = asyncio.create_task(pool.lease(task()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    for box in held:
+        await pool.release(box)
+    for delay_s in (0.0, 0.005, 0.02, 0.05):
+        starting = asyncio.create_task(pool.lease(task()))
+        await asyncio.sleep(delay_s)
+        starting.cancel()
+        done = (await asyncio.gather(starting, return_exceptions=True))[0]
+        if not isinstance(done, BaseException):
+            await pool.release(done)
+    boxes = await asyncio.wait_for(asyncio.gather(pool.lease(task()), pool.lease(task())), 10.0)
+    assert len({box.id for box in boxes}) == 2
+
+
+async def test_a_late_lease_is_named_and_closed(pool: LocalPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = LocalPool(size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "state", lease_limit_s=0.1, tick_s=0.05)
+    box = await short.lease(task("slow"))
+    with pytest.raises(SandboxError):
+        await asyncio.wait_for(box.run("sleep 30"), 10.0)
+    assert "slow" in caplog.text
+    assert (await (await asyncio.wait_for(short.lease(task("next")), 5.0)).run("echo ok")).output == "ok\n"
+    await short.close()
+
+
+async def test_close_ends_leases_and_waits(pool: LocalPool) -> None:
+    box = await pool.lease(task())
+    await pool.lease(task())
+    waiting = asyncio.create_task(pool.lease(task()))
+    await asyncio.sleep(0.02)
+    await pool.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await waiting
+    with pytest.raises(SandboxError):
+        await box.run("true")
+    with pytest.raises(SandboxError, match="closed"):
+        await pool.lease(task())
+    await pool.close()
