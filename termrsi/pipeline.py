@@ -59,7 +59,7 @@ class Pipeline:
     async def run(self) -> None:
         """Raises what stopped it, after everything it started has ended."""
         config = self._config
-        setup.preflight(config, self.run_dir)
+        await setup.preflight(config, self.run_dir)
         with _locked(self.run_dir):
             names = [n for n in config.pipeline if not config.stage or n == config.stage]
             todo = [n for n in names if not self._finished(n)]

@@ -27,7 +27,7 @@ def cache_dir() -> Path:
     return Path(home)
 
 
-def preflight(config: Config, run_dir: Path) -> None:
+async def preflight(config: Config, run_dir: Path) -> None:
     """Raises ConfigError, with the cure, for what would stop the run later: no disk, no namespaces, no model package."""
     for place in (run_dir, cache_dir()):
         try:
@@ -44,9 +44,9 @@ def preflight(config: Config, run_dir: Path) -> None:
         )
     if config.dry:
         return
-    from termrsi.sandbox.check import why_not
+    from termrsi.sandbox.check import probe
 
-    if missing := why_not():
+    if missing := await probe():
         raise ConfigError("; ".join(missing), "sandbox.backend=local", "termrsi doctor says more")
 
 
@@ -85,7 +85,8 @@ class DryParts:
 
         made = fakes.dry_parts(config.seed)
         self.model = made.model
-        self.tasks, self.checks, self.chat, self.scan = made.tasks, made.checks, made.chat, made.scan
+        self.tasks = Splits(list(made.tasks.train), list(made.tasks.validation), list(made.tasks.heldout))
+        self.checks, self.chat, self.scan = made.checks, made.chat, made.scan
         self.generator, self.rollouts, self.policy, self.queue = made.generator, made.rollouts, made.policy, made.queue
         self._critic = made.critic
 

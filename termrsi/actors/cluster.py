@@ -85,6 +85,7 @@ class Cluster:
             return
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "termrsi"}  # Any: ray.init's
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would have a run starve beside anything
         try:
             if cluster.address == "local":
                 ray.init(

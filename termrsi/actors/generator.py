@@ -41,6 +41,8 @@ def engine_environment(options: EngineOptions) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(options.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread sleeps: spinning ones take the sandboxes' cores
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or vLLM turns "uni" back into "mp" on CPU; the engine keeps its process
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
@@ -54,6 +56,7 @@ class Engine:
         """Starts the engine; raises EngineError with vLLM's reason if it cannot."""
         os.environ.update(engine_environment(options))
         from vllm import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments: dict[str, Any] = {  # Any: free keys of the user's go through to vLLM
@@ -66,8 +69,11 @@ class Engine:
             "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": _PROBE,
             "disable_log_stats": True,
-            **options.extra,
         }
+        if current_platform.is_cpu():
+            # Two processes would talk by polling, which takes a core from the one that computes.
+            arguments["distributed_executor_backend"] = "uni"
+        arguments |= options.extra
         try:
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (RuntimeError, ValueError, OSError) as error:

@@ -20,7 +20,7 @@ Credit = Literal["tb", "skip", "token"]
 Array = Any  # a numpy array or a torch tensor: naming the second here would import torch
 
 BLOCK = 128  # steps summed by one matrix product
-CACHE_TOKENS = 1 << 17  # positions handled at once on a CPU: some ten float64 arrays of them fit into its cache
+CACHE_TOKENS = 1 << 17  # positions handled at once on a CPU: their arrays stay near its cache
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _TIMESTAMP = re.compile(r"(?:\d{4}-\d{2}-\d{2}[t ])?\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?:z|[+-]\d{2}:?\d{2})?|\d{4}-\d{2}-\d{2}")
@@ -57,7 +57,7 @@ def turn_boundary_gae(
     every position from the first to the last action token a step, and reads it. `truncated`: no verifier scored the end,
     so the last step bootstraps from `bootstrap_value`, without trace; otherwise the end is terminal.
 
-    Computed in float64; returned in the type of `values` if that is a float, else in float64. No action token: zeros.
+    Computed in float64; returned in float32 if `values` is, else in float64. No action token: zeros.
     Raises ValueError if the turn ids of the action tokens decrease, or on an unknown `credit`.
     """
     rewards, values, turn_ids, action_mask = (np.asarray(x)[None] for x in (rewards, values, turn_ids, action_mask))
@@ -96,22 +96,25 @@ def turn_boundary_gae_batch(
         raise ValueError(f"unknown credit {credit!r}: tb, skip or token")
     xp = array_namespace(values)
     where = device(values)
-    dtype = values.dtype if xp.isdtype(values.dtype, "real floating") else xp.float64
-    if hasattr(values, "detach"):
-        rewards, values = rewards.detach(), values.detach()
+    dtype = values.dtype if values.dtype in (xp.float32, xp.float64) else xp.float64
+    rewards, values = (x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float64) for x in (rewards, values))
     num_rows, num_tokens = values.shape
-    advantages = xp.zeros((num_rows, num_tokens), dtype=dtype, device=where)
-    returns = xp.zeros_like(advantages)
+    results = tuple(xp.zeros((num_rows, num_tokens), dtype=dtype, device=where) for _ in range(2))
     cut_B = np.broadcast_to(np.asarray(truncated, bool), (num_rows,))
     # `where`, not a product: 0 times a NaN bootstrap of an ended row would be NaN.
-    last_B = xp.asarray(np.where(cut_B, np.asarray(bootstrap_value, np.float64), 0.0), device=where)
-    # On a CPU a few rows at a time, so that what lies between stays in the cache (and no page is new).
-    at_once = max(1, CACHE_TOKENS // max(1, num_tokens)) if str(where) == "cpu" else max(1, num_rows)
-    for start in range(0, num_rows, at_once):
+    last_B = np.where(cut_B, np.asarray(bootstrap_value, np.float64), 0.0)
+    arrays, at_once = (rewards, values, turn_ids, action_mask, *results), num_rows
+    if hasattr(values, "detach"):
+        arrays = tuple(x.detach() for x in arrays)
+    if str(where) == "cpu":
+        # The same memory as numpy arrays, whose operations cost less than torch's; and a few rows at a time, so that
+        # what lies between stays in the cache.
+        arrays = tuple(x if isinstance(x, np.ndarray) else x.numpy() for x in arrays)
+        xp, where, at_once = array_namespace(arrays[0]), "cpu", max(1, CACHE_TOKENS // max(1, num_tokens))
+    for start in range(0, num_rows, max(1, at_once)):
         rows = slice(start, start + at_once)
-        columns = rewards[rows], values[rows], turn_ids[rows], xp.astype(action_mask[rows], xp.bool)
-        _fill(xp, *columns, last_B[rows], advantages[rows], returns[rows], gamma=gamma, lam=lam, credit=credit)
-    return advantages, returns
+        _fill(xp, *(x[rows] for x in arrays), last_B=xp.asarray(last_B[rows], device=where), gamma=gamma, lam=lam, credit=credit)
+    return results[0], results[1]
 
 
 def chunk_carry(first_value: float, first_advantage: float, *, gamma: float, lam: float, same_turn: bool) -> float:
@@ -224,37 +227,39 @@ def _fill(
     rewards: Array,
     values: Array,
     turn_ids: Array,
-    on: Array,
-    last_B: Array,
+    action_mask: Array,
     advantages: Array,
     returns: Array,
     *,
+    last_B: Array,
     gamma: float,
     lam: float,
     credit: Credit,
 ) -> None:
     """Write the results of some rows into `advantages` and `returns` `[B, T]`; `last_B`: the value after each row's end."""
-    num_rows, num_tokens = on.shape
-    (at,) = xp.nonzero(xp.reshape(on, (-1,)))  # [K]: positions in the rows laid end to end
+    actions = xp.astype(action_mask, xp.bool)
+    (at,) = xp.nonzero(xp.reshape(actions, (-1,)))  # [K]: positions in the rows laid end to end
     if at.shape[0] == 0:
         return
-    row_at, turn_K = at // num_tokens, xp.take(xp.reshape(turn_ids, (-1,)), at)
-    if bool(xp.any((turn_K[1:] < turn_K[:-1]) & (row_at[1:] == row_at[:-1]))):
+    rows = _Rows.of(xp, actions)
+    turn_K = xp.take(xp.reshape(turn_ids, (-1,)), at)
+    lower = turn_K[1:] < turn_K[:-1]
+    lower[rows.first_B[1:] - 1] = False  # from row to row they may
+    if bool(xp.any(lower)):
         raise ValueError("turn_ids must not decrease over the action tokens")
-    actions = on
+    on = actions
     if credit == "token":
-        taken = xp.cumulative_sum(xp.astype(on, xp.int64), axis=1)
+        taken = xp.cumulative_sum(xp.astype(actions, xp.int64), axis=1)
         # From the first action token (count 1) to the last one (count still short of the total just before it).
-        on = (taken > 0) & (on | (taken < taken[:, -1:]))
+        on = (taken > 0) & (actions | (taken < taken[:, -1:]))
         (at,) = xp.nonzero(xp.reshape(on, (-1,)))
-        row_at = at // num_tokens
-    # Sums run along each row, so that no row's rewards round another's.
-    booked = xp.where(on, xp.astype(rewards, xp.float64), xp.zeros(on.shape, dtype=xp.float64, device=device(on)))
-    reward_K = xp.take(xp.reshape(booked, (-1,)), at)
-    before_K = xp.take(xp.reshape(xp.cumulative_sum(booked, axis=1), (-1,)), at) - reward_K
+        rows = _Rows.of(xp, on)
     value_K = xp.astype(xp.take(xp.reshape(values, (-1,)), at), xp.float64)
-    steps = turn_K if credit == "tb" else None
-    return_K = _step_returns(xp, row_at, reward_K, before_K, value_K, steps, num_rows, last_B, gamma, lam)
+    reward_K = xp.astype(xp.take(xp.reshape(rewards, (-1,)), at), xp.float64)
+    if credit == "tb":
+        return_K = _turn_returns(xp, rows, reward_K, value_K, turn_K, last_B, gamma, lam)
+    else:
+        return_K = _step_returns(xp, rows, reward_K, value_K, last_B, gamma, lam)
     # Slices of whole rows of a fresh array: these are views.
     xp.reshape(advantages, (-1,))[at] = xp.astype(return_K - value_K, advantages.dtype)
     xp.reshape(returns, (-1,))[at] = xp.astype(return_K, returns.dtype)
@@ -263,46 +268,66 @@ def _fill(
         returns[~actions] = 0.0
 
 
-def _step_returns(
-    xp: Any,
-    row_at: Array,
-    reward_K: Array,
-    before_K: Array,
-    value_K: Array,
-    turn_K: Array | None,
-    num_rows: int,
-    last_B: Array,
-    gamma: float,
-    lam: float,
-) -> Array:
-    """The return A + V `[K]` of each listed token, float64. Tokens of one row with one turn id are one step; None: each is.
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where rows lie in a list of tokens (or steps) of several rows, one after another. Rows without any are left out."""
 
-    A step's return is G_u = rho_u + gamma ((1 - lam) F_{u+1} + lam G_{u+1}), rho its reward and F the value at its first
-    token; inside it, rewards booked earlier are taken off. `before_K`: rewards booked before each token in its row.
-    """
-    where = device(value_K)
-    yes = xp.ones((1,), dtype=xp.bool, device=where)
-    if turn_K is None:
-        starts_K = xp.ones(row_at.shape, dtype=xp.bool, device=where)
-    else:
-        starts_K = xp.concat([yes, (row_at[1:] != row_at[:-1]) | (turn_K[1:] != turn_K[:-1])])
-    (first,) = xp.nonzero(starts_K)  # [W]: steps of all rows, one after another
-    step_K = xp.cumulative_sum(xp.astype(starts_K, xp.int64)) - 1
-    row_W = row_at[first]
-    # Place of a step in its row: its number less that of the row's first (rows without tokens do not occur here).
-    begins_row = xp.concat([yes, row_W[1:] != row_W[:-1]])
-    (row_first,) = xp.nonzero(begins_row)
-    place_W = xp.arange(first.shape[0], device=where) - row_first[xp.cumulative_sum(xp.astype(begins_row, xp.int64)) - 1]
-    F_W = value_K[first]
-    end = xp.concat([first[1:] - 1, xp.asarray([row_at.shape[0] - 1], device=where)])
-    rho_W = before_K[end] + reward_K[end] - before_K[first]
-    ends_row = xp.concat([begins_row[1:], yes])
-    next_W = xp.where(ends_row, last_B[row_W], xp.concat([F_W[1:], F_W[:1]]))
-    num_steps = int(xp.max(place_W)) + 1
-    delta = xp.zeros((num_rows, num_steps), dtype=xp.float64, device=where)
-    delta[row_W, place_W] = rho_W + gamma * next_W - F_W
-    A_W = _suffix_sums(xp, delta, gamma * lam)[row_W, place_W]
-    return xp.take(A_W + F_W + before_K[first], step_K) - before_K
+    index_B: Array  # which row
+    first_B: Array  # place of its first token in the list
+    count_B: Array  # number of its tokens, at least 1
+
+    @staticmethod
+    def of(xp: Any, on: Array) -> "_Rows":
+        count = xp.sum(xp.astype(on, xp.int64), axis=1)
+        (index,) = xp.nonzero(count)
+        count = xp.take(count, index)
+        return _Rows(index, xp.cumulative_sum(count) - count, count)
+
+
+def _turn_returns(
+    xp: Any, rows: _Rows, reward_K: Array, value_K: Array, turn_K: Array, last_B: Array, gamma: float, lam: float
+) -> Array:
+    """The return A + V `[K]` of each token: that of its turn, less the rewards booked earlier in the turn."""
+    starts_K = xp.ones(turn_K.shape, dtype=xp.bool, device=device(turn_K))
+    starts_K[1:] = turn_K[1:] != turn_K[:-1]
+    starts_K[rows.first_B] = True
+    turn_at = xp.cumulative_sum(xp.astype(starts_K, xp.int64)) - 1  # [K]
+    (first,) = xp.nonzero(starts_K)  # [W]: turns of all rows, one after another
+    last = xp.concat([first[1:] - 1, xp.asarray([turn_K.shape[0] - 1], device=device(first))])
+    turns_first = xp.take(turn_at, rows.first_B)
+    count = xp.take(turn_at, rows.first_B + rows.count_B - 1) + 1 - turns_first
+    turns = _Rows(rows.index_B, turns_first, count)
+    value_W, reward_W = xp.take(value_K, first), xp.take(reward_K, last)
+    if int(xp.count_nonzero(reward_W)) == int(xp.count_nonzero(reward_K)):  # rewards on last tokens only, as they are booked
+        return xp.take(_step_returns(xp, turns, reward_W, value_W, last_B, gamma, lam), turn_at)
+    before_K = _sums_before(xp, rows, reward_K)
+    before_W = xp.take(before_K, first)
+    reward_W = xp.take(before_K, last) + reward_W - before_W
+    return xp.take(_step_returns(xp, turns, reward_W, value_W, last_B, gamma, lam) + before_W, turn_at) - before_K
+
+
+def _sums_before(xp: Any, rows: _Rows, reward_K: Array) -> Array:
+    """Rewards `[K]` booked before each token. Sums run inside each row, so that no row's rewards round another's."""
+    places = _places(xp, rows)
+    dense = xp.zeros((int(rows.count_B.shape[0]), int(xp.max(rows.count_B))), dtype=xp.float64, device=device(reward_K))
+    dense[places] = reward_K
+    return xp.cumulative_sum(dense, axis=1)[places] - reward_K
+
+
+def _step_returns(xp: Any, rows: _Rows, reward_S: Array, value_S: Array, last_B: Array, gamma: float, lam: float) -> Array:
+    """The return A + V of each step, steps of all rows one after another: gamma and lam on each link, `last_B` after it."""
+    next_S = xp.concat([value_S[1:], value_S[:1]])
+    next_S[rows.first_B + rows.count_B - 1] = xp.take(last_B, rows.index_B)
+    places = _places(xp, rows)
+    delta = xp.zeros((int(rows.count_B.shape[0]), int(xp.max(rows.count_B))), dtype=xp.float64, device=device(value_S))
+    delta[places] = reward_S + gamma * next_S - value_S
+    return _suffix_sums(xp, delta, gamma * lam)[places] + value_S
+
+
+def _places(xp: Any, rows: _Rows) -> Any:
+    """Where the tokens of the list go in an array `[B, longest]`: an index of it."""
+    longest = xp.arange(int(xp.max(rows.count_B)), device=device(rows.count_B))
+    return longest[None, :] < rows.count_B[:, None]
 
 
 def _suffix_sums(xp: Any, x: Array, decay: float) -> Array:

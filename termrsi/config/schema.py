@@ -96,7 +96,7 @@ class TasksConfig:
 class SamplingConfig:
     temperature: float = 1.0
     top_p: float = 1.0
-    max_tokens: int = 64
+    max_tokens: int = 48
 
     def __post_init__(self) -> None:
         _at_least("sampling", 0.0, temperature=self.temperature)

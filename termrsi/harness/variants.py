@@ -11,9 +11,9 @@ from termrsi.errors import ConfigError
 from termrsi.records import Message
 
 _SYSTEM = (
-    "You work in a Linux terminal. The working directory is /app. Solve the user's task with shell commands.\n"
-    "Reply with exactly one command in a ```bash block. You then see its output. "
-    "The shell keeps its directory and variables between commands.\n"
+    "You work in a Linux terminal, in the directory /app. Solve the user's task with shell commands.\n"
+    "Reply with exactly one command in a bash block, like this:\n```bash\nls -l\n```\n"
+    "You then see its output. The shell keeps its directory and variables. "
     "When the task is solved, reply with the single word DONE."
 )
 

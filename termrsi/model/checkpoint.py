@@ -221,7 +221,8 @@ def _convert_gguf(source: Path, target: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
-    delattr(model.config, "quantization_config")  # or the saved directory would ask for a GGUF again
+    if hasattr(model.config, "quantization_config"):  # or the saved directory would ask for a GGUF again
+        delattr(model.config, "quantization_config")
     tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
     with atomic_directory(target) as temporary:
         model.save_pretrained(temporary)

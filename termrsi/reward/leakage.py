@@ -86,14 +86,19 @@ def _strings(secret: str) -> set[str]:
 
 
 def _has_path(text: str, verifier: str, public: str, workdir: str) -> bool:
-    known = set(_PATH.findall(verifier))
-    for path in _PATH.findall(text):
+    known = set(_paths(verifier))
+    for path in _paths(text):
         if path not in known or path == workdir or path == "/tmp" or path.startswith(_SYSTEM):
             continue
         # The instruction may name the same file relative to the working directory.
         if path not in public and path.removeprefix(workdir.rstrip("/") + "/") not in public:
             return True
     return False
+
+
+def _paths(text: str) -> list[str]:
+    """Absolute paths, without the full stop of a sentence that ends with one."""
+    return [path.rstrip(".") for path in _PATH.findall(text)]
 
 
 def _test_names(tests: dict[str, str]) -> set[str]:

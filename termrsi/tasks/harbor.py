@@ -18,7 +18,7 @@ from termrsi.tasks import harbor_rules
 LEVELS = {"easy": 1, "medium": 2, "hard": 3}
 DEFAULT_BUILD_TIMEOUT_S = 600.0
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*$", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
 _IMAGE = re.compile(r"^[a-z0-9][a-z0-9._\-/:]*(?:@sha256:[0-9a-f]{64}|:[\w.\-]+)?$")
 _PLACEHOLDERS = {"local-build", "placeholder", "todo", "none"}

@@ -29,10 +29,14 @@ class Draw:
 
     def __init__(self, family: str, level: int, split: str, seed: int) -> None:
         # The split is hashed in: the same seed number gives unrelated tasks in different splits.
-        digest = hashlib.sha256(f"{family}/{level}/{split}/{seed}".encode()).digest()
-        self.rng = random.Random(int.from_bytes(digest[:8], "big"))
-        self._words = list(pool(split))
+        self.rng = _rng(f"{family}/{level}/{split}/{seed}")
+        first = list(pool(split))
+        _rng(f"{family}/{level}/{split}").shuffle(first)
+        # The first word, which every instruction names, goes through the pool seed by seed: no two tasks alike before its end.
+        lead = first[seed % len(first)]
+        self._words = [word for word in first if word != lead]
         self.rng.shuffle(self._words)
+        self._words.append(lead)
 
     def word(self) -> str:
         return self._words.pop()
@@ -51,6 +55,10 @@ class Draw:
         first, second = self.word(), self.word()
         rows = [f"{first} {self.number(10, 99)}" if i % 2 else f"{second} {self.number(100, 999)}" for i in range(lines)]
         return "\n".join(rows) + "\n"
+
+
+def _rng(label: str) -> random.Random:
+    return random.Random(int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big"))
 
 
 Maker = Callable[[Draw], Recipe]

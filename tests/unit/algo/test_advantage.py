@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from array_api_compat import array_namespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from termrsi.algo.advantage import (
     ChunkInput,
     Credit,
+    _fill,
     chunk_carry,
     group_relative,
     repetition_penalty,
@@ -315,6 +317,26 @@ def test_unknown_arm_raises() -> None:
 def test_an_ended_row_does_not_read_its_bootstrap() -> None:
     x = np.ones(3)
     assert np.isfinite(turn_boundary_gae(x, x, np.zeros(3), x, gamma=1.0, lam=1.0, bootstrap_value=np.nan)).all()
+
+
+@given(rows=st.lists(trajectories, min_size=1, max_size=4), lam=weights, credit=st.sampled_from(ARMS))
+@settings(max_examples=50, deadline=None)
+def test_the_path_of_accelerators(rows: list[Trajectory], lam: float, credit: Credit) -> None:
+    """torch operations throughout, all rows at once: on a CPU tensors are otherwise worked on as numpy arrays."""
+    longest = max(len(t.mask) for t in rows)
+    tensors = [torch.from_numpy(np.stack([np.pad(t.args[i], (0, longest - len(t.mask))) for t in rows])) for i in range(4)]
+    out = torch.zeros(2, len(rows), longest, dtype=torch.float64)
+    last = torch.zeros(len(rows), dtype=torch.float64)
+    r, v, ids, on = tensors
+    _fill(array_namespace(v), r, v, ids, on, out[0], out[1], last_B=last, gamma=0.9, lam=lam, credit=credit)
+    for b, t in enumerate(rows):
+        np.testing.assert_allclose(out[:, b, : len(t.mask)].numpy(), loop(t, 0.9, lam, credit), rtol=0, atol=1e-12)
+
+
+def test_half_precision_values_are_taken() -> None:
+    values = torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16)
+    advantages, _ = turn_boundary_gae_batch(torch.ones(1, 2), values, torch.zeros(1, 2), torch.ones(1, 2), gamma=1, lam=1)
+    assert advantages.tolist() == [[1.5, 0.75]]
 
 
 def test_float32_in_float32_out_and_no_gradient() -> None:

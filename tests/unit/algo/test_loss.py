@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,12 +16,14 @@ from termrsi.errors import ConfigError
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
 ROLLOUT_KINDS = ("grpo", "reterm", "gspo", "dr_grpo")
 
+OPTIONS: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 10}
+
 
 def log(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-def random_batch(seed: int, rows: int = 6, length: int = 7) -> dict[str, Tensor]:
+def random_batch(seed: int, rows: int = 6, length: int = 7) -> dict[str, Any]:  # Any: it is passed on by **
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(rows, length, generator=g) < 0.6
     mask[0] = True
@@ -35,7 +37,7 @@ def random_batch(seed: int, rows: int = 6, length: int = 7) -> dict[str, Tensor]
     }
 
 
-def gradient(kind: LossKind, batch: dict[str, Tensor], parts: list[list[int]]) -> tuple[float, Tensor]:
+def gradient(kind: LossKind, batch: dict[str, Any], parts: list[list[int]]) -> tuple[float, Tensor]:
     """Loss and gradient with the rows handed over in `parts`, each with the whole batch's denominator."""
     logp = batch["logp"].clone().requires_grad_()
     tokens, rollouts = float(batch["mask"].sum()), float(batch["mask"].any(1).sum())
@@ -78,7 +80,12 @@ def test_no_split_changes_loss_or_gradient(seed: int, kind: LossKind, data: st.D
 def test_a_rollout_in_two_rows_equals_one_row(kind: LossKind) -> None:
     batch = random_batch(3, rows=2, length=8)
     batch["mask"][:] = True
-    options = {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 9, "denominator": 1.0 if kind in ROLLOUT_KINDS else 8.0}
+    options: dict[str, Any] = {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "max_tokens": 9,
+        "denominator": 1.0 if kind in ROLLOUT_KINDS else 8.0,
+    }
     row = {name: column[:1] for name, column in batch.items()}
     whole = policy_loss(kind, **row, **options)
     cut = {name: torch.cat([column[:, :3], column[:, 3:6]]) for name, column in row.items()}
@@ -91,7 +98,7 @@ def test_a_rollout_in_two_rows_equals_one_row(kind: LossKind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_without_actions_is_inert_and_nothing_off_the_mask_is_read(kind: LossKind) -> None:
     batch = random_batch(1)
-    options = {"clip_low": 0.2, "clip_high": 0.2, "max_tokens": 5}
+    options: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "max_tokens": 5}
     clean = policy_loss(kind, **{name: column[:-1] for name, column in batch.items()}, **options)
     for junk in (math.nan, math.inf, -math.inf):
         dirty = {n: c if n == "mask" else torch.where(batch["mask"], c, junk) for n, c in batch.items()}
@@ -113,7 +120,7 @@ def test_worked_by_hand() -> None:
     logp = torch.stack([log(1.5, 1.1), log(0.5, 1.0)])
     advantages = torch.tensor([[1.0, 1.0], [-2.0, -2.0]], dtype=torch.float64)
     mask = torch.tensor([[1, 1], [1, 0]])
-    args, options = (logp, old, advantages, mask), {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 10}
+    args, options = (logp, old, advantages, mask), OPTIONS
     # Terms: min(1.5, 1.28), 1.1 and min(-1, -1.6).
     first, second, third = 1.28, 1.1, -1.6
     for kind in ("ppo", "dapo"):

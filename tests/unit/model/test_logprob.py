@@ -52,7 +52,7 @@ def test_offset_and_padding_on_the_model(tiny: Path) -> None:
     mask[0, [3, 4, 8]] = True
     mask[1, [1, 5]] = True  # the row ends at 6: the rest is padding
     hidden = logprob.hidden_before(model.base_model, ids, mask)
-    got, _ = logprob.token_logprobs(hidden, model.get_output_embeddings().weight, ids[mask])
+    got, _ = logprob.token_logprobs(hidden, model.lm_head.weight, ids[mask])
     want = []
     for row, length in ((0, 9), (1, 6)):
         full = torch.log_softmax(model(ids[row : row + 1, :length]).logits[0], 1)

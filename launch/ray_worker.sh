@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Join this machine to a Ray cluster: launch/ray_worker.sh HOST:PORT [RAY START OPTION ...]
+# The checkout should be the head's revision: code travels with a job, installed packages do not.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+[[ "${1:-}" == *:* ]] || fail "give the head's address, HOST:PORT (launch/ray_head.sh prints it)"
+address="$1"
+shift
+setup
+cd "$ROOT"
+exec ray start --address "$address" --disable-usage-stats "$@"

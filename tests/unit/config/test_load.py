@@ -1,0 +1,269 @@
+"""Every file of conf/ composes or is refused in one line; what cannot run is named before anything starts."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from termrsi.config import load as configuration
+from termrsi.config import schema
+from termrsi.config.load import load
+from termrsi.errors import ConfigError
+
+EXPERIMENTS = configuration.choices("experiment")
+SCALES = configuration.choices("scale")
+RUNNABLE = {"terminal_rsi", "reterm", "rsr"}
+BASE = ("experiment=terminal_rsi", "scale=laptop")
+
+
+def refusal(*overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(overrides)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_all_experiments_and_scales_are_there() -> None:
+    assert EXPERIMENTS == ["reterm", "river", "rsr", "t1", "terminal_rsi", "tmax"]
+    assert SCALES == ["dry", "full", "laptop", "node"]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_composes_or_is_refused(experiment: str, scale: str) -> None:
+    overrides = (f"experiment={experiment}", f"scale={scale}")
+    if experiment not in RUNNABLE:
+        error = refusal(*overrides)
+        assert "cannot be run in this version" in str(error)
+        assert error.valid == "nothing was started"
+        return
+    config = load(overrides)
+    assert (config.experiment, config.scale, config.dry) == (experiment, scale, scale == "dry")
+    assert list(config.stages) == config.pipeline
+    assert all(type(stage) is schema.STAGES[stage.kind] for stage in config.stages.values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", sorted(schema.STAGES))
+def test_every_stage_file_exists_for_every_scale(kind: str, scale: str) -> None:
+    assert kind in configuration.choices(f"stage/{scale}")
+    assert set(configuration.choices(f"stage/{scale}")) == set(schema.STAGES)
+
+
+@pytest.mark.parametrize("group", ["cluster", "logger", "sandbox"])
+def test_every_file_of_the_small_groups_composes(group: str) -> None:
+    for name in configuration.choices(group):
+        load((*BASE, f"{group}={name}"))
+
+
+def test_model_and_tasks_files_take_a_path(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = load((*BASE, "model=qwen3_8b", f"model.path={tmp_path}", "tasks=directory", f"tasks.path={tmp_path}"))
+    assert (config.model.path, config.tasks.path) == (str(tmp_path), str(tmp_path))
+    assert (config.model.max_model_len, config.tasks.train) == (65536, 0)
+
+
+def test_what_the_files_say_arrives() -> None:
+    config = load(BASE)
+    rpr_1, rpr_2, warmup = config.stages["rpr_1"], config.stages["rpr_2"], config.stages["warmup"]
+    assert isinstance(rpr_1, schema.RprConfig)
+    assert isinstance(rpr_2, schema.RprConfig)
+    assert isinstance(warmup, schema.WarmupCriticConfig)
+    assert (rpr_1.critic, rpr_1.policy, rpr_2.critic, rpr_2.policy) == ("warmup", "sft_1", "rpr_1", "sft_2")
+    assert (rpr_1.reward.kind, rpr_2.reward.kind) == (schema.Reward.fdr, schema.Reward.spr)
+    assert (rpr_1.steps, rpr_1.samples_per_task, rpr_1.optim.minibatches) == (6, 4, 2)
+    assert warmup.max_steps == 3
+    assert [name for name, _ in configuration.stages_of(config)] == config.pipeline
+
+
+def test_a_command_line_value_wins_over_the_files() -> None:
+    config = load((*BASE, "stages.rpr_1.steps=9", "stages.rpr_1.credit.credit=skip", "seed=4", "limits.max_turns=3"))
+    stage = config.stages["rpr_1"]
+    assert isinstance(stage, schema.RprConfig)
+    assert (stage.steps, stage.credit.credit, config.seed, config.limits.max_turns) == (9, schema.Credit.skip, 4, 3)
+
+
+def test_a_stage_alone() -> None:
+    assert load((*BASE, "stage=sft_1")).stage == "sft_1"
+    error = refusal(*BASE, "stage=sft_3")
+    assert "sft_3" in str(error)
+    assert "sft_1" in error.valid
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "nearest"),
+    [
+        ("stages.rpr_1.clip_hihg=0.3", "clip_hihg", ""),
+        ("stages.rpr_1.optim.clip_hihg=0.3", "stages.rpr_1.optim.clip_hihg", "stages.rpr_1.optim.clip_high"),
+        ("stages.rpr_1.stepz=3", "stages.rpr_1.stepz", "stages.rpr_1.steps"),
+        ("limits.max_turn=3", "limits.max_turn", "limits.max_turns"),
+        ("sede=3", "sede", "seed"),
+        ("sandbox.memory=3", "sandbox.memory", "sandbox.memory_mb"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(override: str, key: str, nearest: str) -> None:
+    error = refusal(*BASE, override)
+    assert key in error.what
+    if nearest:
+        assert error.valid == f"nearest valid key: {nearest}"
+
+
+@pytest.mark.parametrize("override", ["+stages.rpr_1.stepz=3", "+limits.typo=1", "+typo=1"])
+def test_a_plus_does_not_slip_a_key_in(override: str) -> None:
+    name = override.partition("=")[0].rpartition(".")[2].lstrip("+")
+    assert name in str(refusal(*BASE, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("seed=abc", "seed"),
+        ("stages.rpr_1.steps=many", "steps"),
+        ("limits.max_turns=2.5", "max_turns"),
+        ("stages.rpr_1.credit.credit=turn", "tb"),  # the valid names
+        ("stages.rpr_1.loss=pppo", "ppo"),
+        ("dry=perhaps", "dry"),
+        ("pipeline=rpr_1", "pipeline"),
+        ("stages.sft_1=3", "sft_1"),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(override: str, part: str) -> None:
+    assert part in str(refusal(*BASE, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("limits.max_turns=0", "max_turns=0"),
+        ("sandbox.concurrency=0", "concurrency=0"),
+        ("sampling.max_tokens=0", "max_tokens=0"),
+        ("sampling.temperature=-1", "temperature=-1"),
+        ("stages.sft_1.epochs=0", "epochs=0"),
+        ("stages.base_eval.k=0", "k=0"),
+        ("logger.wandb=sometimes", "sometimes"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
+    error = refusal(*BASE, override)
+    assert part in str(error)
+    assert "valid" in error.valid
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (("experiment=terminal_rsy",), "terminal_rsi"),
+        (("experiment=rsr", "scale=desktop"), "laptop"),
+        (("experiment=rsr", "cluster=b200"), "a100x16"),
+        (("experiment=rsr", "model=big"), "embedded"),
+    ],
+)
+def test_an_unknown_choice_lists_the_valid_ones(overrides: tuple[str, ...], part: str) -> None:
+    assert part in refusal(*overrides).valid
+
+
+def test_nothing_to_run_lists_the_experiments() -> None:
+    error = refusal()
+    assert all(name in error.valid for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "valid"),
+    [
+        (("stages.sft_1.data=rsr_2",), "stages.sft_1.data", "rsr_1"),  # written later
+        (("stages.sft_1.data=rsr_9",), "stages.sft_1.data", "rsr_1"),  # written never
+        (("stages.rpr_1.policy=rpr_2",), "stages.rpr_1.policy", "base, sft_1"),
+        (("stages.rpr_1.critic=sft_1",), "stages.rpr_1.critic", "warmup"),  # earlier, and no critic
+        (("stages.final_eval.baseline=rpr_1",), "stages.final_eval.baseline", "base_eval"),
+        (("pipeline=[base_eval,sft_1,rsr_1,warmup,rpr_1,rsr_2,sft_2,rpr_2,final_eval]",), "stages.sft_1.data", "none"),
+    ],
+)
+def test_a_stage_reads_what_an_earlier_one_wrote(overrides: tuple[str, ...], key: str, valid: str) -> None:
+    error = refusal(*BASE, *overrides)
+    assert (error.where, error.valid) == (key, f"valid: {valid}")
+
+
+def test_the_pipeline_and_the_stages_must_agree() -> None:
+    assert "unknown stage 'rpr_3'" in str(refusal(*BASE, "pipeline=[base_eval,rpr_3]"))
+    assert "twice" in str(refusal(*BASE, "pipeline=[base_eval,base_eval]"))
+    assert "never run" in str(refusal(*BASE, "pipeline=[base_eval]"))
+
+
+def test_what_has_no_default_must_be_given() -> None:
+    assert "tasks.path" in str(refusal(*BASE, "tasks=directory"))
+    assert "stages.sft_1.data" in str(refusal(*BASE, "stages.sft_1.data=???"))
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "nothing"
+    assert refusal(*BASE, f"model.path={missing}").where == "model.path"
+    assert refusal(*BASE, f"model.path={tmp_path}").where == "model.path", "a directory without config.json is no model"
+    error = refusal(*BASE, f"tasks.path={missing}")
+    assert (error.where, str(missing) in error.what) == ("tasks.path", True)
+
+
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        ("limits.max_context_tokens=4096", "limits.max_context_tokens"),
+        ("sampling.max_tokens=1024", "sampling.max_tokens"),
+        ("sandbox.backend=docker", "sandbox.backend"),
+    ],
+)
+def test_sizes_that_do_not_fit_each_other(override: str, where: str) -> None:
+    assert refusal(*BASE, override).where == where
+
+
+def test_what_every_stage_reads_is_written_by_some_kind() -> None:
+    assert set(schema.WRITES) == set(schema.STAGES)
+    assert set(schema.READS.values()) <= frozenset().union(*schema.WRITES.values())
+    kinds = {f.name for node in schema.STAGES.values() for f in fields(node)}
+    assert set(schema.READS) <= kinds
+
+
+def test_the_record_of_a_run(tmp_path: Path) -> None:
+    overrides = (*BASE, "seed=3")
+    configuration.record(load(overrides), overrides, tmp_path / "run")
+    plain = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (plain["seed"], plain["stages"]["rpr_1"]["reward"]["kind"]) == (3, "fdr")
+    assert json.loads((tmp_path / "run" / "overrides.json").read_text()) == list(overrides)
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert {"python", "revision", "torch", "ray"} <= set(versions)
+
+
+def test_the_revision_tells_a_changed_tree(tmp_path: Path) -> None:
+    assert configuration.revision(tmp_path) == "unknown"
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "first")
+    clean = configuration.revision(tmp_path)
+    assert len(clean) == 40
+    (tmp_path / "a").write_text("2")
+    assert configuration.revision(tmp_path) == f"{clean}+changes"
+
+
+def test_a_directory_without_a_configuration() -> None:
+    assert configuration.choices("experiment", Path("/nonexistent")) == []
+
+
+def test_loading_a_configuration_brings_no_torch_no_vllm_and_no_ray() -> None:
+    code = (
+        "import sys\n"
+        "import termrsi.config.load as c\n"
+        "c.load(['experiment=terminal_rsi', 'scale=dry'])\n"
+        "print(*sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'vllm', 'ray', 'transformers', 'numpy'}))"
+    )
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,240 @@
+"""The verifier on a folder that plays the sandbox: commands run on the host with the machine's paths moved into it."""
+
+import asyncio
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from termrsi.errors import TaskError, VerifierError
+from termrsi.ports import Sandbox
+from termrsi.records import CommandResult, EnvironmentSpec, Snapshot, TaskSpec
+from termrsi.reward.verifier import HarborVerifier, load_spec, read_reward, read_verdict
+
+
+class FolderSandbox:
+    """Absolute paths of the machine become paths below `root`, in commands and in the scripts that are put there."""
+
+    id = "folder"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.events: list[str] = []
+
+    def moved(self, text: str) -> str:
+        return re.sub(r"(?<![\w.}])/(logs|tests|app)\b", rf"{self.root}/\1", text)
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        self.events.append(command)
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", self.moved(command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        return CommandResult(process.returncode or 0, output.decode())
+
+    async def put(self, source: Path | str, target: str) -> None:
+        self.events.append(f"put {target}")
+        shutil.copytree(source, self.moved(target), dirs_exist_ok=True)
+        for path in Path(self.moved(target)).rglob("*.sh"):
+            path.write_bytes(self.moved(path.read_bytes().decode()).encode())
+
+    async def get(self, source: str, target: Path | str) -> None:
+        shutil.copytree(self.moved(source), target, symlinks=True, dirs_exist_ok=True)
+
+    async def kill_processes(self) -> int:
+        self.events.append("kill")
+        return 0
+
+    async def snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    async def fork(self, n: int) -> list[Sandbox]:
+        raise NotImplementedError
+
+
+Make = Callable[..., TaskSpec]
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> FolderSandbox:
+    root = tmp_path / "machine"
+    (root / "app").mkdir(parents=True)
+    return FolderSandbox(root)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make_task(script: str, config: str = "") -> TaskSpec:
+        root = tmp_path / "task"
+        (root / "tests").mkdir(parents=True)
+        (root / "tests" / "test.sh").write_bytes(script.encode())
+        (root / "task.toml").write_text(config)
+        return TaskSpec("t", "f", "do it", str(root), EnvironmentSpec(workdir="/app"))
+
+    return make_task
+
+
+CTRF = '{"results":{"tests":[{"name":"a","status":"passed"},{"name":"b","status":"failed"},{"name":"c","status":"skipped"}]}}'
+REPORT = f"echo '{CTRF}' > /logs/verifier/ctrf.json\n"
+
+
+async def test_partial_result(box: FolderSandbox, make: Make) -> None:
+    verdict = await HarborVerifier().verify(box, make(f"#!/bin/bash\n{REPORT}echo 0 > /logs/verifier/reward.txt\nexit 3\n"))
+    assert (verdict.strict, verdict.reward, verdict.source) == (False, 0.0, "ctrf")
+    assert (verdict.passed, verdict.failed, verdict.skipped) == (("a",), ("b",), ("c",))
+
+
+async def test_official_reward_decides_strictness(box: FolderSandbox, make: Make) -> None:
+    verdict = await HarborVerifier().verify(box, make(f"#!/bin/bash\n{REPORT}echo 1.0 > /logs/verifier/reward.txt\n"))
+    assert verdict.strict
+    assert verdict.failed == ("b",)
+
+
+async def test_without_a_report_the_reward_stands_alone(box: FolderSandbox, make: Make) -> None:
+    verdict = await HarborVerifier().verify(box, make("echo 0 > /logs/verifier/reward.txt\n"))
+    assert (verdict.reward, verdict.source, verdict.passed) == (0.0, "reward", ())
+
+
+async def test_processes_die_before_anything_else(box: FolderSandbox, make: Make) -> None:
+    await HarborVerifier().verify(box, make("echo 1 > /logs/verifier/reward.txt\n"))
+    assert box.events[0] == "kill"
+    assert box.events.index("put /tests") < len(box.events) - 1
+
+
+async def test_planted_files_are_gone(box: FolderSandbox, make: Make) -> None:
+    logs, tests = box.root / "logs" / "verifier", box.root / "tests"
+    logs.mkdir(parents=True)
+    tests.mkdir()
+    (logs / "reward.json").write_text('{"reward": 1}')
+    (logs / "ctrf.json").write_text('{"results":{"tests":[{"name":"forged","status":"passed"}]}}')
+    (tests / "conftest.py").write_text("raise SystemExit(0)")
+    script = "#!/bin/bash\n[ -e /tests/conftest.py ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+    verdict = await HarborVerifier().verify(box, make(script))
+    assert (verdict.reward, verdict.passed) == (0.0, ())
+
+
+async def test_planted_links_are_not_written_through(box: FolderSandbox, make: Make) -> None:
+    target = box.root / "app" / "mine"
+    target.mkdir()
+    (target / "keep").write_text("x")
+    for name in ("logs", "tests"):
+        (box.root / name).symlink_to(target)
+    verdict = await HarborVerifier().verify(box, make("#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"))
+    assert verdict.strict
+    assert [path.name for path in target.iterdir()] == ["keep"]
+
+
+async def test_working_directory_output_and_environment(box: FolderSandbox, make: Make) -> None:
+    script = '#!/bin/bash\npwd\necho "$WORD"\necho 1 > /logs/verifier/reward.txt\n'
+    await HarborVerifier().verify(box, make(script, '[verifier]\nenv = { WORD = "two words" }\n'))
+    assert (box.root / "logs/verifier/test-stdout.txt").read_text() == f"{box.root}/app\ntwo words\n"
+
+
+async def test_windows_line_ends_in_the_script(box: FolderSandbox, make: Make) -> None:
+    verdict = await HarborVerifier().verify(box, make("#!/bin/bash\r\necho 1 > /logs/verifier/reward.txt\r\n"))
+    assert verdict.strict
+
+
+async def test_time_out_is_an_error(box: FolderSandbox, make: Make) -> None:
+    task = make("#!/bin/bash\necho 1 > /logs/verifier/reward.txt\nsleep 60\n", "[verifier]\ntimeout_sec = 0.3\n")
+    with pytest.raises(VerifierError, match=r"no end within 0\.3 s"):
+        await HarborVerifier().verify(box, task)
+
+
+async def test_lost_reward_is_an_error(box: FolderSandbox, make: Make) -> None:
+    with pytest.raises(VerifierError, match="no reward file"):
+        await HarborVerifier().verify(box, make("#!/bin/bash\nset -e\nfalse\necho $? > /logs/verifier/reward.txt\n"))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "curl -LsSf https://example.invalid/uv | sh; uvx pytest /tests\necho 0 > /logs/verifier/reward.txt\n",
+        "run_the_checks_tool\necho 0 > /logs/verifier/reward.txt\n",
+        "echo 'E: Unable to locate package curl'\necho 0 > /logs/verifier/reward.txt\n",
+    ],
+)
+async def test_a_verifier_that_never_ran_is_an_error(box: FolderSandbox, make: Make, script: str) -> None:
+    with pytest.raises(VerifierError, match="never ran"):
+        await HarborVerifier().verify(box, make(f"#!/bin/bash\ncurl() {{ return 6; }}; uvx() {{ return 1; }}\n{script}"))
+
+
+async def test_a_session_that_started_is_a_real_zero(box: FolderSandbox, make: Make) -> None:
+    script = "#!/bin/bash\necho '== test session starts =='  # pytest\necho 0 > /logs/verifier/reward.txt\n"
+    assert (await HarborVerifier().verify(box, make(script))).reward == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "2", "True", "0x1", "1\n1", "one"])
+def test_invalid_reward_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "reward.txt").write_text(text)
+    with pytest.raises(VerifierError):
+        read_reward(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1.0), (" 0.5\n", 0.5), ("1e-1", 0.1), ("0", 0.0)])
+def test_valid_reward_text(tmp_path: Path, text: str, value: float) -> None:
+    (tmp_path / "reward.txt").write_text(text)
+    assert read_reward(tmp_path) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"reward": 0.25, "parts": 1}', 0.25),
+        ('{"success": true, "f1": 0.3}', 1.0),
+        ('{"accuracy": 0.5}', 0.5),
+        ("0.75", 0.75),
+        ('{"reward": 0.25, "status": "ok"}', 1.0),  # not only numbers: the text file counts
+        ("{", 1.0),
+        ("{}", 1.0),
+        ('{"a": 0.1, "b": 0.2}', 1.0),
+    ],
+)
+def test_json_before_text(tmp_path: Path, text: str, value: float) -> None:
+    (tmp_path / "reward.txt").write_text("1")
+    (tmp_path / "reward.json").write_text(text)
+    assert read_reward(tmp_path) == value
+
+
+@pytest.mark.parametrize("text", ['{"reward": NaN}', '{"reward": 2}', '{"reward": -0.5}', '{"status": "ok"}', "[1]"])
+def test_invalid_json_reward(tmp_path: Path, text: str) -> None:
+    (tmp_path / "reward.json").write_text(text)
+    with pytest.raises(VerifierError):
+        read_reward(tmp_path)
+
+
+def test_links_in_the_copied_logs_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "host").write_text("1")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "reward.txt").symlink_to(tmp_path / "host")
+    with pytest.raises(VerifierError, match="no reward file"):
+        read_verdict(logs, tmp_path, "t", 0.0)
+
+
+def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADER_HOME", "/here")
+    monkeypatch.delenv("GRADER_KEY", raising=False)
+    config = '[verifier]\ntimeout_sec = "90"\nuser = 1000\nenv = { A = "${GRADER_HOME}", B = "${GRADER_KEY:-none}", C = "x${D}" }\n'
+    (tmp_path / "task.toml").write_bytes(b"\xef\xbb\xbf" + config.encode())
+    spec = load_spec(tmp_path)
+    assert (spec.timeout_s, spec.user) == (90.0, "1000")
+    assert spec.env == {"A": "/here", "B": "none", "C": "x${D}"}
+    (tmp_path / "task.toml").write_text('[verifier]\nenv = { A = "${GRADER_KEY}" }\n')
+    with pytest.raises(VerifierError, match="GRADER_KEY"):
+        load_spec(tmp_path)
+    with pytest.raises(TaskError, match="cannot be read"):
+        load_spec(tmp_path / "nowhere")
+
+
+async def test_a_task_without_a_test_script_is_named(box: FolderSandbox, make: Make) -> None:
+    task = make("")
+    (Path(task.path) / "tests" / "test.sh").unlink()
+    with pytest.raises(TaskError, match=r"tests/test\.sh"):
+        await HarborVerifier().verify(box, task)

@@ -1,0 +1,207 @@
+"""What a Harbor directory becomes, what is repaired with a note, and what is refused with a reason."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from termrsi.records import LoadResult, TaskSpec
+from termrsi.tasks import harbor
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A whole task; each file can be replaced, and left out with None."""
+
+    def make_task(config: str | bytes = "", **files: str | None) -> Path:
+        root = tmp_path / "my-task"
+        whole = {"instruction.md": "Do it.\n", "environment/Dockerfile": "FROM debian\n", "tests/test.sh": "#!/bin/bash\n"}
+        for name, content in (whole | {key.replace("__", "/"): value for key, value in files.items()}).items():
+            if content is not None:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(content.encode())
+        root.mkdir(exist_ok=True)
+        (root / "task.toml").write_bytes(config if isinstance(config, bytes) else config.encode())
+        return root
+
+    return make_task
+
+
+def only(result: LoadResult) -> TaskSpec:
+    assert not result.skipped, result.skipped
+    return result.tasks[0]
+
+
+def reason(result: LoadResult) -> str:
+    assert not result.tasks
+    return result.skipped[0].reason
+
+
+def test_fields(make: Make) -> None:
+    config = """
+schema_version = "1.1"
+[task]
+name = "org/short"
+[metadata]
+family = "copy"
+level = 2
+split = "heldout"
+category = "other"
+[agent]
+timeout_sec = "90"
+[environment]
+build_timeout_sec = 30
+docker_image = "debian:bookworm-slim"
+cpus = 2
+memory = "2G"
+storage_mb = "100"
+allow_internet = false
+workdir = "/app"
+env = { A = "b" }
+"""
+    root = make(config)
+    task = only(harbor.load(root))
+    assert (task.id, task.family, task.level, task.split) == ("org/short", "copy", 2, "heldout")
+    assert (task.instruction, task.path, task.agent_timeout_s) == ("Do it.", str(root), 90.0)
+    env = task.environment
+    assert (env.context, env.docker_image, env.workdir) == (str(root / "environment"), "debian:bookworm-slim", "/app")
+    assert (env.cpus, env.memory_mb, env.storage_mb, env.network) == (2.0, 2048, 100, False)
+    assert (env.env, env.build_timeout_s) == ({"A": "b"}, 30.0)
+    assert harbor.load(root).notes == ()
+
+
+def test_defaults_depend_on_the_schema(make: Make) -> None:
+    old = only(harbor.load(make('version = "1.0"\n[metadata]\ncategory = "games"\ndifficulty = "hard"\n')))
+    assert (old.id, old.family, old.level, old.split, old.agent_timeout_s) == ("my-task", "games", 3, "", None)
+    assert (old.environment.cpus, old.environment.memory_mb, old.environment.storage_mb) == (1.0, 2048, 10240)
+    assert old.environment.network
+    new = only(harbor.load(make('schema_version = "1.3"\n[environment]\nnetwork_mode = "no-network"\n')))
+    assert (new.environment.cpus, new.environment.memory_mb, new.environment.network) == (None, None, False)
+
+
+def test_verifier_and_solution_stay_out_of_the_record(make: Make) -> None:
+    task = only(harbor.load(make('[verifier]\nenv = { KEY = "hidden" }\n', solution__solve__sh="echo hidden")))
+    assert "hidden" not in repr(task)
+
+
+def test_instruction_is_text_and_loses_only_leading_canaries(make: Make) -> None:
+    text = "<!-- BENCH canary GUID 1 -->\r\n\r\n# Canary: 2\r\n\r\nUse {x} and ${HOME}\r\n# canary stays\r\n"
+    assert only(harbor.load(make("", **{"instruction.md": text}))).instruction == "Use {x} and ${HOME}\n# canary stays"
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (b"\xef\xbb\xbf[agent]\n", "byte-order mark"),
+        ("version = 1.0\n", 'version read as "1.0"'),
+        ('[task]\nname = "Short Name"\n', "directory name is used"),
+        ('[environment]\nmemory = "2GB"\n', "memory_mb 2048"),
+        ('[environment]\nmemory = "2Gi"\n', "memory_mb 2048"),
+        ('[environment]\nmemory = "2048"\n', "memory_mb 2048"),
+        ("[environment]\nmemory = 2048\n", "memory_mb 2048"),
+        ("[environment]\nmemory_gb = 2\n", "memory_mb 2048"),
+        ("[environment.env]\nPORT = 8080\n", 'PORT read as "8080"'),
+        ('[environment]\ndocker_image = "local-build"\n', "the Dockerfile is used"),
+        ('[environment]\ndocker_image = "Not Legal"\n', "the Dockerfile is used"),
+        ("[reward]\nx = 1\n[agent]\nmax_turns = 3\n", "unknown key agent.max_turns"),
+    ],
+)
+def test_repairs_say_what_they_did(make: Make, config: str | bytes, note: str) -> None:
+    result = harbor.load(make(config))
+    task = only(result)
+    assert any(note in line and line.startswith(task.path) for line in result.notes), result.notes
+    assert (task.id, task.environment.memory_mb, task.environment.docker_image) == ("my-task", 2048, None)
+
+
+def test_image_under_the_wrong_key(make: Make) -> None:
+    root = make('[environment]\nimage = "debian:12"\n', **{"environment/Dockerfile": None, "environment/data": "x"})
+    assert only(harbor.load(root)).environment.docker_image == "debian:12"
+
+
+def test_notes_on_the_build_context(make: Make) -> None:
+    files = {
+        "environment/Dockerfile": "FROM debian\nCOPY data.csv there/ /app/\nCOPY --from=build /x /y\nCOPY . /app\n",
+        "environment/docker-compose.yaml": "services:\n  web:\n    volumes: ['${HOME}/.key:/key', '${CONTEXT_DIR}:/c']\n",
+        "environment/there/a": "",
+        "tests/test.sh": "#!/bin/bash\r\n",
+    }
+    notes = [line.split(": ", 1)[1] for line in harbor.load(make("", **files)).notes]
+    assert notes == [
+        "CRLF -> LF in tests/test.sh",
+        "environment/docker-compose.yaml has no service main",
+        "environment/docker-compose.yaml uses variables of the host: HOME",
+        "environment/Dockerfile copies data.csv, which is not there",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("a = \n", "line 1"),
+        (b"a = '\xff'\n", "not UTF-8 at byte 5"),
+        ('metadata = "x"\n', "metadata is not a table"),
+        ('[task]\nversion = "1"\n', r"\[task\]\.name is missing"),
+        ("[task]\n[grading]\n", r"not a Harbor task: \[grading\]"),
+        ('[agent]\ntimeout_sec = "soon"\n', r"agent\.timeout_sec"),
+        ("[environment]\ncpus = nan\n", r"environment\.cpus"),
+        ('[environment]\nmemory = "much"\n', r"environment\.memory"),
+        ('[environment]\nmemory = "1G"\nmemory_mb = 2048\n', "disagree"),
+        ('[environment]\nnetwork_mode = "none"\n', r"environment\.network_mode.*no-network"),
+        ('[environment]\nallowed_hosts = ["a.org"]\n', "allowed_hosts needs"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["https://a.org"]\n', "URL"),
+        ('[[environment.mcp_servers]]\nname = "m"\nheaders = { K = "literal" }\n', r"mcp_servers\[0\]\.headers\.K"),
+        ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\n', "shared"),
+        ('artifacts = [{ source = "/a", destination = "../b" }]\n', "leaves its directory"),
+        ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"\n', "same name"),
+        ('[[steps]]\nname = "a"\n', r"steps/<name>/instruction\.md \(steps a\) is missing"),
+    ],
+)
+def test_refusals_name_file_and_key(make: Make, config: str | bytes, words: str) -> None:
+    text = reason(harbor.load(make(config)))
+    assert "\n" not in text
+    assert re.search(words, text), text
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"instruction.md": None}, "instruction.md is missing"),
+        ({"tests/test.sh": None, "tests/test_outputs.py": ""}, "tests/test.sh is missing"),
+        ({"environment/Dockerfile": None}, "environment/ is missing and environment.docker_image is unset"),
+        ({"environment/Dockerfile": None, "environment/setup.sh": ""}, "no image: environment/ has neither"),
+    ],
+)
+def test_missing_files_are_refused(make: Make, files: dict[str, str | None], text: str) -> None:
+    assert text in reason(harbor.load(make("", **files)))
+
+
+def test_all_missing_files_in_one_line(make: Make) -> None:
+    result = harbor.load(make("", **{"instruction.md": None, "tests/test.sh": None}))
+    assert reason(result) == "instruction.md and tests/test.sh are missing"
+
+
+def test_link_that_leaves_the_task(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("x")
+    root = make("")
+    (root / "tests" / "data").symlink_to(tmp_path / "outside")
+    assert reason(harbor.load(root)) == "tests/data is a link that leaves the task"
+
+
+def test_no_config(tmp_path: Path) -> None:
+    assert reason(harbor.load(tmp_path)) == "task.toml is missing"
+
+
+def test_verifier_image_may_bundle_the_tests(make: Make) -> None:
+    config = '[verifier]\nenvironment_mode = "separate"\n'
+    files = {"tests/test.sh": None, "tests/Dockerfile": "FROM debian\n"}
+    assert only(harbor.load(make(config, **files)))
+
+
+def test_steps_are_joined_with_a_note(make: Make) -> None:
+    files = {"steps/a/instruction.md": "One.\n", "steps/b/instruction.md": "Two.\n"}
+    result = harbor.load(make('[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n', **files))
+    assert only(result).instruction == "One.\n\nTwo."
+    assert "2 steps" in result.notes[0]
