@@ -54,6 +54,7 @@ LOSS_KEYS = frozenset({"kind", "clip_low", "clip_high", "delta", "max_tokens", "
 # --- text ---------------------------------------------------------------------------------------------------------
 
 _SPECIAL = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+_SPECIAL_TEXT = {number: text for text, number in _SPECIAL.items()}
 _PIECE = re.compile(r"<\|endoftext\|>|<\|im_start\|>|<\|im_end\|>|```| ?[A-Za-z0-9_]{1,6}|.", re.DOTALL)
 
 
@@ -67,11 +68,11 @@ class FakeTokenizer:
         return [_number(piece) for piece in _PIECE.findall(text)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join("" if skip_special_tokens and i in _SPECIAL.values() else self._text(i) for i in ids)
+        return "".join(self._text(i) for i in ids if not (skip_special_tokens and i in _SPECIAL_TEXT))
 
     def convert_ids_to_tokens(self, token: int) -> str:
         """Marked as a word piece, so that nobody takes it for an alphabet of bytes."""
-        return self._text(token) if token in _SPECIAL.values() else f"\u2581{self._text(token)}"
+        return self._text(token) if token in _SPECIAL_TEXT else f"\u2581{self._text(token)}"
 
     def get_added_vocab(self) -> dict[str, int]:
         return dict(_SPECIAL)
@@ -83,10 +84,7 @@ class FakeTokenizer:
         return text + "<|im_start|>assistant\n" * add_generation_prompt
 
     def _text(self, token: int) -> str:
-        for text, number in _SPECIAL.items():
-            if number == token:
-                return text
-        return token.to_bytes(8, "big").lstrip(b"\0")[1:].decode()
+        return _SPECIAL_TEXT.get(token) or token.to_bytes(8, "big").lstrip(b"\0")[1:].decode()
 
 
 def _number(piece: str) -> int:

@@ -61,7 +61,7 @@ class Pipeline:
         config = self._config
         await setup.preflight(config, self.run_dir)
         with _locked(self.run_dir):
-            names = [n for n in config.pipeline if not config.stage or n == config.stage]
+            names = [n for n in config.pipeline if not config.only or n == config.only]
             todo = [n for n in names if not self._finished(n)]
             self._check_inputs(todo)
             if not todo:

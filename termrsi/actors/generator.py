@@ -149,28 +149,36 @@ class Engine:
         from termrsi import weights
         from termrsi.actors.engine_probe import canonical
 
-        self._gate.clear()
-        await self._idle.wait()
         folder = Path(tempfile.mkdtemp(prefix="termrsi-weights-", dir=_shared_memory()))
         start_s = time.monotonic()
         try:
             weights.write(packed, folder)
             written_s = time.monotonic()
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            await self._llm.reset_prefix_cache()
+            await self.load_directory(str(folder), version)
             loaded_s = time.monotonic()
-            expected = {name: canonical(tensor) for name, tensor in weights.unpack(packed).items()}
-            for found in await self._llm.collective_rpc("weight_digests"):
-                weights.compare(expected, found)
-        except RuntimeError as error:
-            if isinstance(error, WeightsError):
-                raise
-            raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            self._gate.set()
-        self.version = version
+        expected = {name: canonical(tensor) for name, tensor in weights.unpack(packed).items()}
+        for found in await self.weight_digests():
+            weights.compare(expected, found)
         return {"write_s": written_s - start_s, "reload_s": loaded_s - written_s, "prove_s": time.monotonic() - loaded_s}
+
+    async def load_directory(self, directory: str, version: int) -> None:
+        """Serve the weights of a Hugging Face directory, once requests in flight have ended. Raises WeightsError."""
+        self._gate.clear()
+        try:
+            await self._idle.wait()
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+            await self._llm.reset_prefix_cache()
+            self.version = version
+        except RuntimeError as error:
+            raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
+        finally:
+            self._gate.set()
+
+    async def weight_digests(self) -> list[dict[str, str]]:
+        """Per worker, the digest of each tensor that the engine computes with (see `engine_probe`)."""
+        return await self._llm.collective_rpc("weight_digests")
 
     def close(self) -> None:
         self._llm.shutdown()

@@ -48,7 +48,7 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(where), version_base="1.3"):
-            composed = compose("config", overrides=list(overrides))
+            composed = compose("config", overrides=[_not_the_group(o) for o in overrides])
         config = OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value", "configuration", "give it one on the command line") from error
@@ -59,6 +59,11 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     assert isinstance(config, Config), "the schema is the root of the composition"
     check(config)
     return config
+
+
+def _not_the_group(override: str) -> str:
+    """`stage=NAME` asks for one stage of the pipeline; to Hydra the word is the group of stage files."""
+    return f"only={override.removeprefix('stage=')}" if override.startswith("stage=") else override
 
 
 def _check_experiment(overrides: Sequence[str], directory: Path) -> None:
@@ -115,8 +120,8 @@ def check(config: Config) -> None:
     for name in config.pipeline:
         if name not in config.stages:
             raise ConfigError(f"unknown stage {name!r}", "pipeline", f"defined stages: {', '.join(config.stages)}")
-    if config.stage and config.stage not in config.pipeline:
-        raise ConfigError(f"unknown stage {config.stage!r}", "stage", f"valid: {', '.join(config.pipeline)}")
+    if config.only and config.only not in config.pipeline:
+        raise ConfigError(f"unknown stage {config.only!r}", "stage", f"valid: {', '.join(config.pipeline)}")
     if len(set(config.pipeline)) < len(config.pipeline):
         raise ConfigError("a stage is named twice", "pipeline", "each run of a stage needs a name of its own")
     for position, name in enumerate(config.pipeline):

@@ -324,7 +324,7 @@ class Config:
     seed: int = 0
     run_dir: str = ""  # "": runs/<experiment>-<scale>-<seed>
     scale: str = ""
-    stage: str = ""  # run this stage of the pipeline alone, on what the run directory holds
+    only: str = ""  # given as stage=NAME: run this stage of the pipeline alone, on what the run directory holds
     min_free_gib: float = 5.0  # less free disk than this at the start is refused
     dry: bool = False  # fakes for every port: seconds, no engine
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,0 +1,46 @@
+"""Shared by all suites: one cache, one converted model and one vLLM engine per session."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """The user's cache: what an earlier session converted or built is used again."""
+    from termrsi.setup import cache_dir
+
+    return cache_dir()
+
+
+@pytest.fixture(scope="session")
+def embedded(cache: Path) -> Path:
+    """The embedded model as a Hugging Face directory."""
+    from termrsi.model.checkpoint import embedded_model
+
+    return embedded_model(cache / "models")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(embedded: Path) -> AsyncIterator:
+    """A real vLLM engine on the embedded model; tests that use it run on the session's loop."""
+    from termrsi.actors.generator import Engine, EngineOptions
+
+    started = Engine(str(embedded), EngineOptions(max_model_len=1024, max_num_seqs=16, kv_cache_gib=1, enforce_eager=True))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def own_ray() -> Iterator[None]:
+    """A test that starts Ray leaves none behind."""
+    import ray
+
+    yield
+    ray.shutdown()

@@ -1,0 +1,126 @@
+"""The command as a user runs it: help without heavy imports, one line for bad input, a dry pipeline that resumes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "termrsi"]
+
+
+def _run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
+
+
+def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from termrsi.driver import main; main(['--help']); "
+        "print(sorted({'torch', 'vllm', 'ray', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "terminal_rsi" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["experiment=terminal_rsi", "tasks.path=/nowhere"], "no task directory at '/nowhere'"),
+        (["experiment=terminal_rsi", "model.path=/nowhere"], "no model at '/nowhere'"),
+        (["experiment=terminal_rsi", "pipeline=[nonsense]"], "unknown stage 'nonsense'"),
+        (["experiment=terminal_rsi", "stage=nonsense"], "unknown stage 'nonsense'"),
+        (["experiment=terminal_rsi", "stages.rpr_1.critic=rpr_2"], "which no earlier stage writes"),
+        (["experiment=terminal_rsi", "stages.rpr_1.stepz=3"], "nearest valid key: stages.rpr_1.steps"),
+        (["experiment=nonsense"], "unknown experiment 'nonsense'"),
+        (["experiment=tmax"], "cannot be run in this version"),
+        (["nonsense"], "unknown command 'nonsense'"),
+        (["experiment=terminal_rsi", "min_free_gib=1000000000"], "disk full"),
+    ],
+)
+def test_bad_input_gets_one_line_and_a_code_of_2(arguments: list[str], part: str, tmp_path: Path) -> None:
+    where = [f"run_dir={tmp_path}/run"] if "=" in arguments[0] else []
+    done = _run(*arguments, *where, env={"TERMRSI_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 2, done.stderr
+    assert part in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_without_namespaces_the_run_stops_before_any_engine(tmp_path: Path) -> None:
+    """A PATH and a root that cannot unshare are hard to make here; a missing bash is the same check."""
+    code = (
+        "import termrsi.sandbox.check as c\n"
+        "async def probe(state_dir=None): return ['user namespaces are switched off']\n"
+        "c.probe = probe\n"
+        "import sys; from termrsi.driver import main\n"
+        f"sys.exit(main(['experiment=terminal_rsi', 'run_dir={tmp_path}/run', 'min_free_gib=0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "user namespaces are switched off" in done.stderr
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_a_dry_pipeline_writes_ledger_and_records(tmp_path: Path) -> None:
+    done = _run("experiment=terminal_rsi", "scale=dry", f"run_dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    assert [e["stage"] for e in entries] == [
+        "base_eval", "rsr_1", "sft_1", "warmup", "rpr_1", "rsr_2", "sft_2", "rpr_2", "final_eval",
+    ]  # fmt: skip
+    assert entries[-1]["summary"]["gain_low"] > 0
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert versions["torch"] != "not installed"
+    assert "stages" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "| base_eval |" in (tmp_path / "run" / "ledger.md").read_text()
+
+
+def test_a_pipeline_goes_on_at_its_first_unfinished_stage(tmp_path: Path) -> None:
+    arguments = ("experiment=reterm", "scale=dry", f"run_dir={tmp_path}/run")
+    assert _run(*arguments).returncode == 0
+    stages = tmp_path / "run" / "stages"
+    before = {p.parent.name: p.read_text() for p in stages.glob("*/manifest.json")}
+    (stages / "reterm" / "manifest.json").unlink()
+    (stages / "final_eval" / "manifest.json").unlink()
+    assert _run(*arguments).returncode == 0
+    after = {p.parent.name: p.read_text() for p in stages.glob("*/manifest.json")}
+    assert {n for n in after if after[n] == before[n]} == {"base_eval", "recovery", "sft"}
+    assert set(after) == set(before)
+
+
+def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
+    arguments = ("experiment=reterm", "scale=dry", f"run_dir={tmp_path}/run")
+    assert _run(*arguments).returncode == 0
+    done = _run(*arguments, "seed=1")
+    assert done.returncode == 2
+    assert "another configuration" in done.stderr
+
+
+def test_wandb_offline_writes_its_run(tmp_path: Path) -> None:
+    done = _run("experiment=reterm", "scale=dry", "logger=wandb_offline", f"run_dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_signal_ends_the_run_with_its_code(tmp_path: Path) -> None:
+    """Many validation rounds keep the dry run busy; the signal comes once its first stage is written."""
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "experiment=reterm", "scale=dry", "stages.reterm.steps=100000", f"run_dir={run}"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    manifest = run / "stages" / "sft" / "manifest.json"
+    deadline = time.monotonic() + 60
+    while not manifest.is_file() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in text
+    assert manifest.is_file()
+    assert not (run / "stages" / "reterm" / "manifest.json").exists()
