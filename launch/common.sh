@@ -153,3 +153,17 @@ torch_offered() {
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --dry-run --no-deps --report - "torch==$1" 2>/dev/null |
         "$VENV/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null || true
 }
+
+# Ray's token, a shared secret: whoever holds it can run code on the cluster. A head that finds one asks for it, and a client sends
+# it only in this mode, so both sides are put into it here. Argument: "make" makes a token if this machine has none.
+#   RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH   a token from elsewhere, instead of ~/.ray/auth_token
+#   RAY_AUTH_MODE=disabled                  no token, on a network where everybody is trusted
+ray_token() {
+    [[ -n "${RAY_AUTH_MODE:-}" ]] && return
+    if [[ -z "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" && ! -s "$HOME/.ray/auth_token" ]]; then
+        [[ "${1:-}" == make ]] || return 0
+        RAY_AUTH_MODE=token ray get-auth-token --generate >/dev/null || fail "Ray could not make a token; its message stands above"
+        say "made ~/.ray/auth_token: copy it to the machines that are to join or to submit"
+    fi
+    export RAY_AUTH_MODE=token
+}

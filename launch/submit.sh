@@ -2,6 +2,7 @@
 # Hand a run to a Ray cluster: launch/submit.sh experiment=reterm scale=full [KEY=VALUE ...]
 #
 #   RAY_ADDRESS       where the cluster takes jobs (default http://127.0.0.1:8265; on Kubernetes: kubectl port-forward, see k8s/)
+#   RAY_AUTH_...      the cluster's token, see ray_token in common.sh; RAY_AUTH_MODE=disabled for a cluster without one
 #   TERMRSI_NO_WAIT   set to 1: return once the job is accepted, instead of following its log
 #   RAY               the ray command (default: the one in .venv, else on PATH)
 #
@@ -26,5 +27,6 @@ environment='{"excludes": ["/.venv/", "/runs/", "/.git/", "/outputs/", "/multiru
 options=(--address "$address" --working-dir . --runtime-env-json "$environment")
 [[ "${TERMRSI_NO_WAIT:-}" == 1 ]] && options+=(--no-wait)
 
+ray_token
 say "submitting to $address: termrsi ${cluster[*]} $*"
 exec "$ray" job submit "${options[@]}" -- python -m termrsi "${cluster[@]}" "$@"

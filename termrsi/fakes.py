@@ -440,18 +440,18 @@ class FakeGenerator:
         if "review runbooks" in system:
             return "OK", 0.0
         if "five headings" in system:
-            return self._runbook(system, _last_user(prompt), draw), 0.0
+            return self._runbook(system, prompt, draw), 0.0
         if not _acts(prompt):
             return parse.DONE_WORD, 0.0
         probs = skill.probs(helped=_helped(prompt), temperature=temperature)
         (action,) = draw.choices(range(len(ACTIONS)), probs)
         return f"```bash\n{ACTIONS[action]}\n```", math.log(probs[action])
 
-    def _runbook(self, system: str, request: str, draw: random.Random) -> str:
+    def _runbook(self, system: str, prompt: str, draw: random.Random) -> str:
         """The headings that the prompt asks for, with the commands that it shows; a rewrite is always whole."""
         headings = system.rpartition(": ")[2].split(", ")
-        commands = request.rpartition("Commands that worked: ")[2].splitlines()[0]
-        if "refused" not in request and draw.random() < self._sloppy:
+        commands = prompt.rpartition("Commands that worked: ")[2].split("<|im_end|>")[0]
+        if "was refused" not in _last_user(prompt) and draw.random() < self._sloppy:
             headings = headings[:-1]
         hints = ("Both files are there.", f"Run {commands}.", "Look with ls.", "Run it once more.", "Do not stop half way.")
         return "\n".join(f"{heading}: {hint}" for heading, hint in zip(headings, hints, strict=False))

@@ -155,7 +155,7 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
         from termrsi.tasks import bundled
 
         folders = [
-            bundled.ensure(cache / "tasks", split=name, seeds=range(n), levels=c.levels)
+            bundled.ensure(cache / "tasks", split=name, seeds=range(n), levels=c.levels, families=c.families or None)
             for name, n in (("train", c.train), ("validation", c.validation), ("heldout", c.heldout))
         ]
     else:

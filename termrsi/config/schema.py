@@ -87,6 +87,7 @@ class TasksConfig:
 
     path: str = "bundled"
     levels: list[int] = field(default_factory=lambda: [1])
+    families: list[str] = field(default_factory=list)  # of the bundled suite; empty: all
     train: int = 4
     validation: int = 1
     heldout: int = 2
@@ -176,6 +177,7 @@ class RsrConfig(StageConfig):
     tasks: int = 0  # 0: all train tasks
     attempts: int = 1  # per harness and task
     discover_temperature: float = 0.6
+    plan_temperature: float = 0.6
     runbooks: int = 2  # K
     executions: int = 2  # M
     rounds: int = 2  # revisions of a refused runbook

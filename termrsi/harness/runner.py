@@ -5,7 +5,8 @@ point. The verifier of an assisting harness runs on a fork, for the same reason.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from termrsi.errors import SandboxError, TaskError, VerifierError
@@ -44,8 +45,9 @@ class Runner:
             async with slots:
                 return await self.run_one(spec)
 
-        async for result in as_finished([one(s) for s in specs]):
-            yield result
+        async with aclosing(as_finished([one(s) for s in specs])) as results:  # a consumer that leaves early ends them too
+            async for result in results:
+                yield result
 
     async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
         """Raises EngineError: a dead engine is not cured by another sandbox."""
@@ -94,7 +96,7 @@ class Runner:
         return await Episode(spec, self._generator, sandbox, self._chat, check if in_loop else None).run()
 
 
-async def as_finished(jobs: Sequence) -> AsyncIterator:  # type: ignore[type-arg]  # coroutines of any result
+async def as_finished(jobs: Sequence) -> AsyncGenerator:  # type: ignore[type-arg]  # coroutines of any result
     """Results in the order they finish. The first error cancels the rest, waits for their clean-up, and is raised."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:

@@ -18,12 +18,19 @@ _SYSTEM = (
 )
 
 _EXAMPLES = (
-    ("Create a directory named photos.", "mkdir photos"),
-    ("Write the number of lines of list.csv to lines.txt.", "wc -l < list.csv > lines.txt"),
-    ("Put every line of server.log that contains WARN into warn.log.", "grep WARN server.log > warn.log"),
-    ("Replace blue with green everywhere in colors.conf.", "sed -i 's/blue/green/g' colors.conf"),
+    ("Create an empty file named photos.lst.", "touch photos.lst"),
+    ("Make a new directory called backup.", "mkdir backup"),
+    ("Copy the file report.md to draft.md.", "cp report.md draft.md"),
+    ("Rename the file old.py to new.py.", "mv old.py new.py"),
+    ("Delete the file junk.bin.", "rm junk.bin"),
+    ("Create a symbolic link named latest that points to build.log.", "ln -s build.log latest"),
+    ("Make deploy.py executable.", "chmod +x deploy.py"),
+    ("Write the number of lines of list.csv to lines.out.", "wc -l < list.csv > lines.out"),
+    ("Write the lines of server.log that contain WARN to warn.out.", "grep WARN server.log > warn.out"),
+    ("Count the lines of mail.log that contain SENT and write the number to sent.out.", "grep -c SENT mail.log > sent.out"),
+    ("Write the word hello to the file greeting.md.", "echo hello > greeting.md"),
+    ("Append the line port=80 to web.cfg.", "echo port=80 >> web.cfg"),
 )
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:

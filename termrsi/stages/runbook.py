@@ -13,9 +13,10 @@ def take_apart(text: str) -> dict[str, list[str]]:
     """Contents per heading, in order of appearance; a heading that comes twice has two entries."""
     found: dict[str, list[str]] = {}
     matches = list(_HEADING.finditer(text))
-    for match, after in zip(matches, [*matches[1:], None], strict=True):
+    ends = [match.start() for match in matches[1:]] + [len(text)]
+    for match, end in zip(matches, ends, strict=False):  # without a heading there is one end and no match
         name = next(b for b in BLOCKS if b.lower() == match.group(1).lower())
-        found.setdefault(name, []).append(text[match.end() : after.start() if after else len(text)].strip())
+        found.setdefault(name, []).append(text[match.end() : end].strip())
     return found
 
 

@@ -41,7 +41,7 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
 
 async def _runbooks(ctx: Context, config: RsrConfig, sources: list[Source]) -> tuple[list[Runbook], dict[str, int]]:
     """K runbooks per source, each revised up to `rounds` times; a runbook that never passes is dropped, not its task."""
-    planner = Planner(ctx.generator, ctx.chat, ctx.sampling(config.discover_temperature, max_tokens=config.plan_tokens))
+    planner = Planner(ctx.generator, ctx.chat, ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens))
     screener = Screener(ctx.generator, ctx.chat, ctx.scan)
     refused: Counter[str] = Counter()
     log: list[dict] = []

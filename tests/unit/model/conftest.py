@@ -1,7 +1,7 @@
 """One tiny model for the session, and samples for it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,15 @@ from termrsi.model.checkpoint import tiny_model
 from termrsi.records import Sample
 
 Make = Callable[..., list[Sample]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tiny model's operations are so short that threads only wait for each other, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
