@@ -53,15 +53,32 @@ async def preflight(config: Config, run_dir: Path) -> None:
 class Parts(Protocol):
     """The ports of a run and their life."""
 
-    model: str
-    tasks: Splits
-    checks: dict[str, TaskChecks]
-    chat: ChatFormat
-    generator: Generator
-    rollouts: Rollouts
-    policy: Policy
-    queue: RecoveryStore
-    scan: Scan
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def tasks(self) -> Splits: ...
+
+    @property
+    def checks(self) -> dict[str, TaskChecks]: ...
+
+    @property
+    def chat(self) -> ChatFormat: ...
+
+    @property
+    def generator(self) -> Generator: ...
+
+    @property
+    def rollouts(self) -> Rollouts: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def queue(self) -> RecoveryStore: ...
+
+    @property
+    def scan(self) -> Scan: ...
 
     async def start(self) -> None: ...
 

@@ -46,7 +46,7 @@ def unpack(packed: PackedState) -> dict[str, torch.Tensor]:
 
 def tensor_digest(data: np.ndarray) -> str:
     """Digest of one tensor's bytes; the unit in which two processes compare weights."""
-    return hashlib.blake2b(np.ascontiguousarray(data).view(np.uint8), digest_size=16).hexdigest()
+    return hashlib.blake2b(np.ascontiguousarray(data).view(np.uint8).data, digest_size=16).hexdigest()
 
 
 def digests(packed: PackedState) -> dict[str, str]:

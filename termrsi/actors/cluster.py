@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
@@ -46,7 +47,7 @@ class Cluster:
         """Raises ConfigError if Ray cannot be reached, EngineError if an actor does not start."""
         config, heavy = self._config, {"max_concurrency": 1000}
         self._connect()
-        self._sandboxes = SandboxActor.options(num_cpus=0.1).remote(
+        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy).remote(
             SandboxOptions(
                 concurrency=config.sandbox.concurrency,
                 memory_mb=config.sandbox.memory_mb,
@@ -71,7 +72,7 @@ class Cluster:
         )
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._workers = [
-            RolloutActor.options(num_cpus=0.1).remote(
+            RolloutActor.options(num_cpus=0.1, **heavy).remote(
                 self._model, self._sandboxes, [self._generator], config.cluster.episode_retries
             )
             for _ in range(config.cluster.rollout_workers)
@@ -111,7 +112,7 @@ class Cluster:
             raise EngineError(
                 f"an actor was not ready after {START_S:.0f} s", "cluster", "see the logs in /tmp/ray/session_latest"
             ) from error
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             cause = getattr(error, "cause", error)
             raise EngineError(f"an actor did not start: {cause}", "cluster", "see the logs in /tmp/ray/session_latest") from error
 
@@ -171,7 +172,7 @@ async def _bounded(what: str, call: Awaitable[None] | None) -> None:
     try:
         async with asyncio.timeout(STOP_S):
             await call
-    except (TimeoutError, ray.exceptions.RayError) as error:
+    except (TimeoutError, RayError) as error:
         _LOG.warning("closing the %s: %s", what, str(error) or f"not done after {STOP_S:.0f} s")
 
 

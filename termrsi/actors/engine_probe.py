@@ -19,7 +19,7 @@ _PACKED = {
 def canonical(tensor: torch.Tensor) -> str:
     """Digest of a tensor's bytes with negative zeros made positive."""
     flat = (tensor.detach().cpu().contiguous() + 0.0).view(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(flat, digest_size=16).hexdigest()
+    return hashlib.blake2b(flat.data, digest_size=16).hexdigest()
 
 
 class WeightProbe:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from termrsi.errors import EngineError, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
@@ -224,13 +225,13 @@ class RayGenerator:
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
         try:
             return await self.actor.generate.remote(prompt_ids, params, prefix_key)
-        except ray.exceptions.RayActorError as error:
+        except RayActorError as error:
             raise EngineError(f"the generator actor died: {error}", "generator") from error
 
-    async def pull(self, weights: WeightsVersion) -> dict[str, float]:
+    async def pull(self, weights: WeightsVersion) -> None:
         try:
-            return await self.actor.pull.remote(weights)
-        except ray.exceptions.RayActorError as error:
+            await self.actor.pull.remote(weights)
+        except RayActorError as error:
             raise EngineError(f"the generator actor died: {error}", "generator") from error
 
     async def stats(self) -> dict[str, float]:

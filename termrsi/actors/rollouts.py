@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from termrsi.actors.generator import RayGenerator
 from termrsi.actors.sandboxes import RemotePool
@@ -20,7 +21,7 @@ from termrsi.harness.runner import Runner, as_finished
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
 
 
-@ray.remote(max_restarts=2, max_concurrency=1000)
+@ray.remote(max_restarts=0)
 class RolloutActor:
     """Waits for its episodes' sandboxes and completions; each `run_one` ends with its episode."""
 
@@ -61,13 +62,14 @@ class RayRollouts:
             yield result
 
     async def _run_one(self, spec: EpisodeSpec, turn: int) -> ScoredRollout | DroppedRollout:
+        reason = ""
         for k in range(len(self._workers) + 1):
             worker = self._workers[(turn + k) % len(self._workers)]
             try:
                 return await worker.run_one.remote(spec)
             except (EngineError, SandboxError):
                 raise
-            except ray.exceptions.RayActorError as error:
+            except RayActorError as error:
                 reason = str(error)
         return DroppedRollout(spec.id, spec.group_id, spec.task.id, f"rollout worker died: {reason}", len(self._workers) + 1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
@@ -31,7 +32,7 @@ class SandboxOptions:
     state_dir: str
 
 
-@ray.remote(max_restarts=0, max_concurrency=1000)
+@ray.remote(max_restarts=0)
 class SandboxActor:
     """Hosts one LocalPool and the verifier."""
 
@@ -178,7 +179,7 @@ async def _call(reference: Any) -> Any:  # Any: an object reference, and what it
     """A dead pool is a lost sandbox; errors of ours arrive as what they are."""
     try:
         return await reference
-    except ray.exceptions.RayActorError as error:
+    except RayActorError as error:
         raise SandboxError(f"the sandbox actor died: {error}", "sandbox pool") from error
 
 

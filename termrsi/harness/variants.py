@@ -32,6 +32,7 @@ _EXAMPLES = (
     ("Append the line port=80 to web.cfg.", "echo port=80 >> web.cfg"),
 )
 
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One harness. `examples` are pairs of task and the command that solves it, shown as earlier conversation turns."""

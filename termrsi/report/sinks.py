@@ -34,6 +34,7 @@ class Sinks:
 
 def _start(config: Config, run_dir: Path) -> Any:  # Any: see Sinks
     import wandb
+    from wandb.errors import Error
 
     try:
         return wandb.init(
@@ -42,6 +43,6 @@ def _start(config: Config, run_dir: Path) -> Any:  # Any: see Sinks
             dir=str(run_dir),
             mode="offline" if config.logger.wandb == "offline" else "online",
         )
-    except (wandb.errors.Error, OSError) as error:
+    except (Error, OSError) as error:
         _LOG.warning("W&B is off for this run: %s", error)
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from termrsi.config.schema import EvaluateConfig, RetentionConfig
 from termrsi.stages.base import Context
-from termrsi.stages.evaluate import score
+from termrsi.stages.scoring import score
 
 
 @dataclass(frozen=True, slots=True)

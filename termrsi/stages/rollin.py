@@ -26,6 +26,9 @@ class TaskStream:
             if not self._left:
                 self._left = self._tasks[:]
                 random.Random(f"{self._seed}/{self._epoch}").shuffle(self._left)
+                self._left.sort(
+                    key=lambda task: task not in taken
+                )  # those of the last epoch's end come last: none twice in one step
                 self._epoch += 1
             taken.append(self._left.pop())
         return taken

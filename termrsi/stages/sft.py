@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import fields
 
 from termrsi.config.schema import SftConfig
 from termrsi.errors import StageError
@@ -41,8 +40,9 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
 def read(ctx: Context) -> list[Sample]:
     """The samples of the stage that `data` names. Raises StageError if there are none."""
     raw = json.loads(ctx.inputs["data"].read_text(encoding="utf-8"))
-    names = {f.name for f in fields(Sample)}
-    samples = [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in names}) for row in raw]
+    samples = [
+        Sample(tuple(row["ids"]), tuple(row["mask"]), tuple(row["turn_ids"]), row["rollout_id"], row["group_id"]) for row in raw
+    ]
     if not samples:
         raise StageError("the data set is empty", str(ctx.inputs["data"]))
     return samples

@@ -26,11 +26,13 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
         batch = credit.with_values(samples, values, rewards, config.credit)
         ev, ev_first = credit.explained(batch)
         history.append(ev)
+        value_loss = 0.0
         for _ in range(config.updates):
             metrics = await critic.update(batch, config.lr, config.value_clip)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
-        ctx.log(ctx.name, {"step": step + 1, "value_loss": metrics.loss, "reward": sum(rewards) / len(rewards)} | _ev(ev, ev_first))
+            value_loss = metrics.loss
+        ctx.log(ctx.name, {"step": step + 1, "value_loss": value_loss, "reward": sum(rewards) / len(rewards)} | _ev(ev, ev_first))
         if len(history) >= config.checks and all(e is not None and e > 0 for e in history[-config.checks :]):
             break
     await critic.save(str(ctx.out / "critic"))

@@ -58,9 +58,7 @@ async def out(box: Sandbox, command: str, timeout_s: float | None = 20.0) -> str
 
 
 async def test_state_persists(box: Sandbox) -> None:
-    await box.run(
-        "x=5; export Y=7; f() { echo f$x; }; alias hi='echo hello'; set -o noclobber; umask 027; declare -A m=([k]=v)"
-    )
+    await box.run("x=5; export Y=7; f() { echo f$x; }; alias hi='echo hello'; set -o noclobber; umask 027; declare -A m=([k]=v)")
     await box.run("mkdir -p /app/d; cd /app/d")
     text = await out(box, "f; hi; echo $Y ${m[k]}; pwd; umask; set -o | grep noclobber; env | grep -c '^x='")
     assert text.split() == ["f5", "hello", "7", "v", "/app/d", "0027", "noclobber", "on", "0"]
@@ -277,8 +275,7 @@ async def test_only_listed_parts_of_the_host(box: Sandbox, tmp_path: Path) -> No
     assert await out(box, f"ls {tmp_path} 2>&1 | grep -c 'No such'") == "1\n"
     assert "$" not in await out(box, "cat /etc/shadow")
     assert (
-        await out(box, "ls /etc/ssh /etc/ssl/private /etc/pip.conf /etc/gshadow /var/lib/docker 2>&1 | grep -vc 'No such'")
-        == "0\n"
+        await out(box, "ls /etc/ssh /etc/ssl/private /etc/pip.conf /etc/gshadow /var/lib/docker 2>&1 | grep -vc 'No such'") == "0\n"
     )
 
 
@@ -358,9 +355,7 @@ readlink /app/dangling; ls /app/gone /usr/bin/env /etc/debian_version 2>&1; ls -
 async def test_a_snapshot_keeps_files_and_shell(make: Make) -> None:
     box = await make()
     await box.run(FILES)
-    await box.run(
-        "x='a b'; export Y=$'q\\'\\n'; arr=(1 '2 3'); f() { echo f$x; }; alias hi='echo hello'; umask 077; cd /app/keep"
-    )
+    await box.run("x='a b'; export Y=$'q\\'\\n'; arr=(1 '2 3'); f() { echo f$x; }; alias hi='echo hello'; umask 077; cd /app/keep")
     await box.run("set -o noclobber; shopt -s extglob nullglob; readonly ro=1; sleep 99 & setsid sleep 98 & sleep 0.1")
     before = await out(box, LOOK)
     snapshot = await box.snapshot()

@@ -62,9 +62,7 @@ def test_no_from_and_no_text(tmp_path: Path) -> None:
 
 
 def test_lines_are_joined(tmp_path: Path) -> None:
-    steps = dockerfile.parse(
-        write(tmp_path / "c", 'from a AS b\nRUN one && \\\n# between\n\n    two\nCMD ["x"]\nCOPY a b c/\n')
-    )
+    steps = dockerfile.parse(write(tmp_path / "c", 'from a AS b\nRUN one && \\\n# between\n\n    two\nCMD ["x"]\nCOPY a b c/\n'))
     assert [(s.name, s.where.rpartition(":")[2]) for s in steps] == [("FROM", "1"), ("RUN", "2"), ("CMD", "6"), ("COPY", "7")]
     assert steps[1].rest.split() == ["one", "&&", "two"]
     assert steps[3].words == ("a", "b", "c/")
