@@ -1,9 +1,9 @@
-"""RSR 2, plan: from a task and a verified trajectory the model writes runbooks of five blocks. It never sees verifier or oracle.
+"""RSR 2, plan: from a task and a verified trajectory the model writes a runbook of five blocks. It never sees verifier or oracle.
 
-The blocks are those of the secondary notes on RSR; prompt and example are ours. The example belongs to no task of any suite.
+The headings are given and the model fills one after the other, each in one line: a small model forgets headings, and this is the
+same request to a large one. The blocks are those of the secondary notes on RSR; prompt and examples are ours, from no suite.
 """
 
-import re
 from dataclasses import replace
 
 from termrsi.harness.render import ChatFormat
@@ -11,43 +11,58 @@ from termrsi.ports import Generator
 from termrsi.records import Message, SamplingParams
 from termrsi.stages.runbook import BLOCKS
 
-_SYSTEM = "You write short runbooks for a colleague who works in a Linux terminal. Use exactly these five headings: " + ", ".join(
-    BLOCKS
+_SYSTEM = f"You write short runbooks for a colleague who works in a Linux terminal. Use these five headings: {', '.join(BLOCKS)}."
+_EXAMPLES = (
+    (
+        "Task: Store the sorted words of fruit.lst in fruit.sorted.\nCommands that worked: sort fruit.lst > fruit.sorted",
+        (
+            "fruit.sorted holds the words of fruit.lst in order.",
+            "run `sort fruit.lst > fruit.sorted`",
+            "cat fruit.sorted",
+            "if fruit.sorted is empty, run the command again.",
+            "do not change fruit.lst.",
+        ),
+    ),
+    (
+        "Task: Pack the directory photos into photos.zip.\nCommands that worked: zip -r photos.zip photos",
+        (
+            "photos.zip holds the directory photos.",
+            "run `zip -r photos.zip photos`",
+            "unzip -l photos.zip",
+            "if a file is missing, delete photos.zip and pack again.",
+            "do not delete photos.",
+        ),
+    ),
 )
-_EXAMPLE_TASK = "Task: Store the sorted words of fruit.lst in fruit.sorted.\nCommands that worked: sort fruit.lst > fruit.sorted"
-_EXAMPLE_RUNBOOK = """Target end state: fruit.sorted holds the words of fruit.lst in order.
-Milestones: run `sort fruit.lst > fruit.sorted` in one command.
-Useful checks: cat fruit.sorted
-Recovery strategies: if the file is empty, run the command again.
-Pitfalls: do not change fruit.lst."""
-_FEEDBACK = "Your last runbook was refused ({reasons}). Write it again with all five headings, without answers or test details."
+_FEEDBACK = "Your last runbook was refused ({reasons}). Write another, without answers or test details."
 
 
 class Planner:
     """Writes and rewrites runbooks with the policy itself."""
 
     def __init__(self, generator: Generator, chat: ChatFormat, sampling: SamplingParams) -> None:
+        """`sampling.max_tokens` bounds a whole runbook; each block gets its share."""
         self._generator = generator
         self._chat = chat
-        self._sampling = sampling
+        self._sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens // len(BLOCKS)))
 
     async def write(
         self, instruction: str, commands: tuple[str, ...], seed: int, refused: str = "", reasons: tuple[str, ...] = ()
     ) -> tuple[str, int]:
-        """A runbook, as the model wrote it, and how many tokens it took. `reasons` are categories only: text would leak."""
-        request = f"Task: {instruction}\nCommands that worked: {'; '.join(commands)}"
-        messages = [
-            Message("system", _SYSTEM),
-            Message("user", _EXAMPLE_TASK),
-            Message("assistant", _EXAMPLE_RUNBOOK),
-            Message("user", request),
-        ]
+        """A runbook and how many tokens it took. `reasons` are categories only: the text of a refusal would leak."""
+        messages = [Message("system", _SYSTEM)]
+        for request, contents in _EXAMPLES:
+            lines = [f"{heading}: {content}" for heading, content in zip(BLOCKS, contents, strict=True)]
+            messages += [Message("user", request), Message("assistant", "\n".join(lines))]
+        messages.append(Message("user", f"Task: {instruction}\nCommands that worked: {'; '.join(commands)}"))
         if refused:
             messages += [Message("assistant", refused), Message("user", _FEEDBACK.format(reasons=", ".join(reasons)))]
-        completion = await self._generator.generate(self._chat.prompt(messages), replace(self._sampling, seed=seed), "planner")
-        return tidy(self._chat.decode(completion.ids)), len(completion.ids)
-
-
-def tidy(text: str) -> str:
-    """Without empty lines and without what follows the last block's line or list."""
-    return re.sub(r"\n\s*\n+", "\n", text.strip())
+        prompt, text, tokens = self._chat.prompt(messages), "", 0
+        for number, heading in enumerate(BLOCKS):
+            text += f"{heading}:"
+            params = replace(self._sampling, seed=seed + number)
+            completion = await self._generator.generate([*prompt, *self._chat.encode(text)], params, "planner")
+            tokens += len(completion.ids)
+            line = self._chat.decode(completion.ids).strip().partition("\n")[0].strip()
+            text += f" {line}\n"
+        return text.strip(), tokens

@@ -14,8 +14,10 @@ _SYSTEM = (
     "that the task does not give. Reply with one word: OK or LEAK."
 )
 _EXAMPLES = (
+    ("Task: Make a folder named old.\nRunbook: Target end state: there is a folder old.\nMilestones: run `mkdir old`", "OK"),
     ("Task: Store the answer to the puzzle in out.txt.\nRunbook: write 48151623 into out.txt, test_answer checks it.", "LEAK"),
-    ("Task: Make a folder named old.\nRunbook: run mkdir old, then ls.", "OK"),
+    ("Task: Sort fruit.lst into fruit.sorted.\nRunbook: Milestones: run `sort fruit.lst > fruit.sorted`", "OK"),
+    ("Task: Pack photos.\nRunbook: Target end state: photos.zip is there.\nMilestones: run `zip -r photos.zip photos`", "OK"),
 )
 
 
