@@ -407,7 +407,7 @@ def _choices(sample: Sample) -> Iterator[tuple[int, int, bool]]:
 class FakeGenerator:
     """`ports.Generator` that plays agent, planner and critic. The first token of a choice carries its whole log-probability.
 
-    `sloppy`: share of first drafts of a runbook that lack a block. `dies_at`: the call (from 1) from which on it is dead.
+    `sloppy`: share of first drafts of a runbook with an empty block. `dies_at`: the call (from 1) from which on it is dead.
     `top_p` is not looked at.
     """
 
@@ -440,21 +440,21 @@ class FakeGenerator:
         if "review runbooks" in system:
             return "OK", 0.0
         if "five headings" in system:
-            return self._runbook(system, prompt, draw), 0.0
+            return self._block(system, prompt, draw), 0.0
         if not _acts(prompt):
             return parse.DONE_WORD, 0.0
         probs = skill.probs(helped=_helped(prompt), temperature=temperature)
         (action,) = draw.choices(range(len(ACTIONS)), probs)
         return f"```bash\n{ACTIONS[action]}\n```", math.log(probs[action])
 
-    def _runbook(self, system: str, prompt: str, draw: random.Random) -> str:
-        """The headings that the prompt asks for, with the commands that it shows; a rewrite is always whole."""
-        headings = system.rpartition(": ")[2].split(", ")
+    def _block(self, system: str, prompt: str, draw: random.Random) -> str:
+        """What follows the heading that the prompt ends with; with the commands that it shows. A rewrite is always whole."""
+        headings = system.rpartition(": ")[2].rstrip(".").split(", ")
         commands = prompt.rpartition("Commands that worked: ")[2].split("<|im_end|>")[0]
-        if "was refused" not in _last_user(prompt) and draw.random() < self._sloppy:
-            headings = headings[:-1]
         hints = ("Both files are there.", f"Run {commands}.", "Look with ls.", "Run it once more.", "Do not stop half way.")
-        return "\n".join(f"{heading}: {hint}" for heading, hint in zip(headings, hints, strict=False))
+        heading = prompt.rpartition("\n")[2].rstrip(":")
+        sloppy = heading == headings[-1] and "was refused" not in _last_user(prompt) and draw.random() < self._sloppy
+        return "" if sloppy else dict(zip(headings, hints, strict=True))[heading]
 
 
 class FakePolicy:

@@ -6,6 +6,7 @@ fields named `policy`, `critic` and `data` hold the names of the earlier stages 
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -63,7 +64,7 @@ class ModelConfig:
     max_num_seqs: int = 32
     kv_cache_gib: int = 2
     threads: int = 2
-    engine: dict[str, str] = field(default_factory=dict)  # free keys for vLLM's AsyncEngineArgs
+    engine: dict[str, Any] = field(default_factory=dict)  # Any: free keys for vLLM's AsyncEngineArgs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -231,6 +232,12 @@ class RewardConfig:
     beta: float = 0.4
     delta: float = 0.6
     tau: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.kind is Reward.spr and not self.beta < self.delta:
+            raise ConfigError(
+                f"beta={self.beta} is not below delta={self.delta}", "reward", "spr keeps partial below strict success"
+            )
 
 
 @dataclass(slots=True, kw_only=True)

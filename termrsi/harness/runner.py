@@ -16,6 +16,8 @@ from termrsi.harness.render import ChatFormat
 from termrsi.ports import Generator, Sandbox, SandboxPool, Verifier
 from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot
 
+LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verification
+
 
 class Runner:
     """Runs episodes against ports; implements `ports.Rollouts`. `retries`: fresh sandboxes after machine faults."""
@@ -54,7 +56,10 @@ class Runner:
         reason = ""
         for attempt in range(1, self._retries + 2):
             try:
-                return await self._attempt(spec, attempt)
+                async with asyncio.timeout(spec.limits.wall_s + LATE_S):
+                    return await self._attempt(spec, attempt)
+            except TimeoutError:
+                reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
             except TaskError as error:
                 return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt)
             except (SandboxError, VerifierError) as error:

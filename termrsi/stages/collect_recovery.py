@@ -1,14 +1,16 @@
 """ReTerm data (arXiv 2610.18484, sections on data and filters): failures of the policy, continued from the failure state.
 
-The teacher is the policy under an assisting harness and a workflow prompt that is used only here. Kept examples pair the failed
-history (masked), the minimal recovery prompt, and the teacher's own tokens. Of the paper's four filters two need no model and run
-here: verifier and format; the judged ones (compliance, efficiency) do not run in this version, and the counts say so.
+The teacher is the policy with a workflow prompt and worked examples that are used only here, and without a word from the verifier.
+Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens. Of the paper's four
+filters two need no model and run here: verifier and format; the judged ones (compliance, efficiency) do not run in this version,
+and the counts say so.
 """
 
 from dataclasses import asdict
 
 from termrsi.config.schema import CollectRecoveryConfig
 from termrsi.errors import StageError
+from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, task_group
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout
@@ -18,7 +20,9 @@ from termrsi.stages.points import is_start, point_of
 WORKFLOW_PROMPT = (
     "Your earlier attempt at this task failed. The machine was not reset. Work like this: look at what is there; say to yourself "
     "what the task asks; keep what is right, repair or delete what is wrong; then check the result. One command per reply.\n"
-    "Task: {instruction}"
+    "Commands that solved other tasks:\n"
+    + "\n".join(f"{task} `{command}`" for task, command in variants.get("fewshot").examples)
+    + "\nTask: {instruction}"
 )
 
 
@@ -52,7 +56,7 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
             point,
             config.teacher_attempts,
             label=f"{ctx.name}/teacher",
-            harness="retry",
+            harness="react",
             sampling=ctx.sampling(config.teacher_temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,

@@ -1,12 +1,19 @@
 """Restart points: what a failed rollout leaves for a recovery (x, h_f, s_f) = (instruction, failed history, failure state)."""
 
 from termrsi.errors import StageError
+from termrsi.harness.group import RECOVERY_PROMPT
 from termrsi.records import RecoveryPoint, ScoredRollout, TaskSpec
+from termrsi.stages.base import Context
 
 
 def is_start(scored: ScoredRollout) -> bool:
     """A failure whose state was kept and whose history is one run of tokens."""
     return not scored.verdict.strict and scored.rollout.snapshot is not None and len(scored.rollout.chunks) == 1
+
+
+def reserve(ctx: Context, point: RecoveryPoint) -> int:
+    """Tokens that one turn after the failed history needs: the recovery message, and a whole reply."""
+    return len(ctx.chat.encode(RECOVERY_PROMPT.format(instruction=point.task.instruction))) + ctx.config.sampling.max_tokens + 16
 
 
 def point_of(scored: ScoredRollout, task: TaskSpec, step: int) -> RecoveryPoint:

@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 
 from termrsi.config.schema import EvaluateConfig, RetentionConfig
+from termrsi.errors import StageError
 from termrsi.stages.base import Context
 from termrsi.stages.scoring import score
 
@@ -24,6 +25,8 @@ class Candidate:
 
 def decide(incumbent: Candidate, candidate: Candidate, config: RetentionConfig) -> tuple[bool, str]:
     """Whether the candidate replaces the incumbent, and the reason in words."""
+    if set(candidate.suites) != set(incumbent.suites):
+        return False, f"suites {sorted(candidate.suites)} were measured, not {sorted(incumbent.suites)}: no comparison"
     gain = candidate.mean - incumbent.mean
     if gain <= config.min_gain:
         return False, f"mean {candidate.mean:.3f} does not exceed {incumbent.mean:.3f} of step {incumbent.step}"
@@ -42,6 +45,8 @@ async def measure(ctx: Context, step: int, k: int) -> Candidate:
     suites: dict[str, list[float]] = {}
     for task_id, entry in scores.items():
         suites.setdefault(levels[task_id], []).append(sum(entry["strict"]) / len(entry["strict"]))
+    if not suites:
+        raise StageError("no validation task could be scored", ctx.name, "see the dropped episodes")
     return Candidate(step, {name: sum(v) / len(v) for name, v in sorted(suites.items())})
 
 

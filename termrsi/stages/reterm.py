@@ -15,7 +15,7 @@ from termrsi.records import RecoveryPoint, Sample, ScoredRollout, TaskSpec
 from termrsi.stages import credit, retain
 from termrsi.stages.anchor import anchored, loss_arguments
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
-from termrsi.stages.points import is_start, point_of
+from termrsi.stages.points import is_start, point_of, reserve
 from termrsi.stages.rollin import HARNESS, TaskStream, specs_of
 
 
@@ -106,8 +106,7 @@ class _Loop:
                 groups.setdefault(s.rollout.group_id, []).append(s)
         draw = random.Random(f"{ctx.config.seed}/{ctx.name}/queue/{step}")
         chosen = [point_of(draw.choice(group), tasks[group[0].rollout.task_id], step) for group in groups.values()]
-        reserve = ctx.config.sampling.max_tokens + len(ctx.chat.encode(tasks[chosen[0].task.id].instruction)) + 100 if chosen else 0
-        usable = [p for p in chosen if fits(p, ctx.limits(), reserve_tokens=reserve)]
+        usable = [p for p in chosen if fits(p, ctx.limits(), reserve_tokens=reserve(ctx, p))]
         evicted = await ctx.queue.push(usable)
         kept = {p.snapshot.id for p in usable}
         spare = [s.rollout.snapshot for s in scored if s.rollout.snapshot and s.rollout.snapshot.id not in kept]

@@ -1,6 +1,7 @@
 """One batch of policy rollouts for an RL step: tasks from a seeded shuffle per epoch, so that no task pool order is learned."""
 
 import random
+from collections import Counter
 
 from termrsi.config.schema import PolicyOptimConfig
 from termrsi.harness.group import task_group
@@ -37,13 +38,19 @@ class TaskStream:
 def specs_of(
     ctx: Context, tasks: list[TaskSpec], step: int, samples: int, optim: PolicyOptimConfig, *, keep_snapshot: bool = False
 ) -> list[EpisodeSpec]:
+    """Groups of `samples` episodes; a task that the step holds twice makes two groups, with ids and seeds of their own."""
+    seen: Counter[str] = Counter()
+    labels = []
+    for task in tasks:
+        labels.append(f"{ctx.name}/{step}" + (f"+{seen[task.id]}" if seen[task.id] else ""))
+        seen[task.id] += 1
     return [
         spec
-        for task in tasks
+        for task, label in zip(tasks, labels, strict=True)
         for spec in task_group(
             task,
             samples,
-            label=f"{ctx.name}/{step}",
+            label=label,
             harness=HARNESS,
             sampling=ctx.sampling(optim.temperature),
             limits=ctx.limits(),

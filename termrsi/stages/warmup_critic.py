@@ -21,6 +21,8 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
         specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.optim)
         scored = await ctx.episodes(specs, f"{ctx.name}: step {step + 1}/{config.max_steps}")
         pairs = [(sample, rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
+        if not pairs:
+            raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
         samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
         values = await critic.values(samples)
         batch = credit.with_values(samples, values, rewards, config.credit)

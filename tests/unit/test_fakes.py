@@ -177,14 +177,14 @@ async def test_weights_that_differ_after_a_pull_are_refused() -> None:
 
 
 async def test_planner_and_critic_get_what_they_ask_for() -> None:
-    """First drafts lack a block now and then; a draft that was refused is written whole."""
+    """The last block of a first draft is empty now and then; a draft that was refused is written whole."""
     generator = FakeGenerator(sloppy=0.5)
     planner = Planner(generator, CHAT, SamplingParams(max_tokens=160))
     drafts = [(await planner.write(TASK.instruction, ("solve",), seed))[0] for seed in range(40)]
-    assert {faults(text) for text in drafts} == {(), ("block_missing",)}
+    assert {faults(text) for text in drafts} == {(), ("block_empty",)}
     bad = next(text for text in drafts if faults(text))
     for seed in range(10):
-        text, _ = await planner.write(TASK.instruction, ("half", "solve"), seed, bad, ("block_missing",))
+        text, _ = await planner.write(TASK.instruction, ("half", "solve"), seed, bad, ("block_empty",))
         assert set(take_apart(text)) == set(BLOCKS)
         assert "solve" in text
         assert await Screener(generator, CHAT, fakes.fake_scan).refusals(TASK, text, seed) == ()

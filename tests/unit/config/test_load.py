@@ -70,14 +70,14 @@ def test_model_and_tasks_files_take_a_path(tmp_path: Path) -> None:
 
 def test_what_the_files_say_arrives() -> None:
     config = load(BASE)
-    rpr_1, rpr_2, warmup = config.stages["rpr_1"], config.stages["rpr_2"], config.stages["warmup"]
+    rpr_1, rpr_2 = config.stages["rpr_1"], config.stages["rpr_2"]
     assert isinstance(rpr_1, schema.RprConfig)
     assert isinstance(rpr_2, schema.RprConfig)
-    assert isinstance(warmup, schema.WarmupCriticConfig)
     assert (rpr_1.critic, rpr_1.policy, rpr_2.critic, rpr_2.policy) == ("warmup", "sft_1", "rpr_1", "sft_2")
     assert (rpr_1.reward.kind, rpr_2.reward.kind) == (schema.Reward.fdr, schema.Reward.spr)
-    assert (rpr_1.steps, rpr_1.samples_per_task, rpr_1.optim.minibatches) == (6, 4, 2)
-    assert warmup.max_steps == 3
+    said = yaml.safe_load((configuration.conf_dir() / "stage" / "laptop" / "rpr.yaml").read_text())
+    assert (rpr_1.steps, rpr_1.samples_per_task) == (said["steps"], said["samples_per_task"])
+    assert rpr_1.optim.minibatches == said["optim"]["minibatches"], "and what stands in a group of its own"
     assert [name for name, _ in configuration.stages_of(config)] == config.pipeline
 
 
@@ -89,7 +89,8 @@ def test_a_command_line_value_wins_over_the_files() -> None:
 
 
 def test_a_stage_alone() -> None:
-    assert load((*BASE, "stage=sft_1")).stage == "sft_1"
+    assert load((*BASE, "stage=sft_1")).only == "sft_1"
+    assert load(BASE).only == ""
     error = refusal(*BASE, "stage=sft_3")
     assert "sft_3" in str(error)
     assert "sft_1" in error.valid

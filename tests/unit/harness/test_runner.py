@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from termrsi import fakes
 from termrsi.errors import EngineError, SandboxError, TaskError
 from termrsi.fakes import FakeGenerator, FakePolicy, FakePool, FakeSkill, FakeTokenizer, FakeVerifier, FakeWorld
+from termrsi.harness import runner
 from termrsi.harness.group import task_group
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
@@ -138,6 +139,23 @@ async def test_a_task_that_cannot_be_used_is_dropped_at_once() -> None:
     (dropped,) = [r async for r in runner.run(specs_of())]
     assert isinstance(dropped, DroppedRollout)
     assert (dropped.attempts, pool.asked) == (1, 1)
+
+
+async def test_an_attempt_that_hangs_is_ended_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(FakeVerifier):
+        async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(runner, "LATE_S", 0.01)
+    bench = await Bench(verifier=Hanging(), retries=1).serve(HALF)
+    (spec,) = specs_of(keep_snapshot=True)
+    (dropped,) = await bench.run([replace(spec, limits=replace(spec.limits, wall_s=0.02))])
+    assert isinstance(dropped, DroppedRollout)
+    assert dropped.attempts == bench.world.leases == 2
+    assert "late" in dropped.reason
+    assert bench.world.snapshots == {}
+    assert bench.nothing_is_held()
 
 
 async def test_an_agent_that_fails_is_scored() -> None:

@@ -1,0 +1,43 @@
+"""The ledger reads manifests in the order the stages finished, and says what each gained."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from termrsi.report import ledger
+
+EVALUATION = {
+    "tasks": 4, "k": 2, "mean_at_k": 0.5, "mean_low": 0.25, "mean_high": 0.75, "pass_at_k": 0.6, "progress": 0.7,
+    "baseline_mean": 0.1, "gain": 0.4, "gain_low": 0.2, "gain_high": 0.6,
+}  # fmt: skip
+
+
+def _entry(stage: str, kind: str, summary: dict) -> ledger.Entry:
+    return ledger.Entry(stage, kind, summary, "retained step 2", {"kept": 3}, {"episodes": 8, "wall_s": 12.4})
+
+
+def test_stages_come_in_the_order_they_finished(tmp_path: Path) -> None:
+    for finished, stage in ((2.0, "a"), (1.0, "b")):
+        folder = tmp_path / "stages" / stage
+        folder.mkdir(parents=True)
+        entry = asdict(_entry(stage, "sft", {"steps": 3}))
+        (folder / "manifest.json").write_text(json.dumps({"entry": entry, "finished": finished}))
+    (tmp_path / "stages" / "unfinished").mkdir()
+    assert [e.stage for e in ledger.read(tmp_path)] == ["b", "a"]
+
+
+def test_an_evaluation_shows_before_after_and_interval() -> None:
+    text = ledger.result(_entry("final", "evaluate", EVALUATION))
+    assert text == "50.0% [25.0%, 75.0%] Mean@2, 60.0% pass@2, progress 70.0%; 10.0% -> 50.0%, gain +40.0 [+20.0, +60.0]"
+
+
+def test_undefined_is_not_a_number() -> None:
+    assert ledger.result(_entry("warmup", "warmup_critic", {"last_ev": None})) == "last ev undefined"
+
+
+def test_markdown_has_a_row_per_stage_and_the_counts(tmp_path: Path) -> None:
+    ledger.write(tmp_path, [_entry("final", "evaluate", EVALUATION)])
+    text = (tmp_path / "ledger.md").read_text()
+    assert "| final | evaluate |" in text
+    assert "**final**: kept 3" in text
+    assert json.loads((tmp_path / "ledger.json").read_text())[0]["stage"] == "final"
