@@ -437,8 +437,8 @@ class FakeGenerator:
 
     def _reply(self, prompt: str, skill: FakeSkill, temperature: float, draw: random.Random) -> tuple[str, float]:
         system = prompt.partition("<|im_start|>system\n")[2].split("<|im_end|>")[0]
-        if "review runbooks" in system:
-            return "OK", 0.0
+        if "hidden test" in system:
+            return "no", 0.0
         if "five headings" in system:
             return self._block(system, prompt, draw), 0.0
         if not _acts(prompt):

@@ -110,6 +110,7 @@ class Engine:
 
     async def _generate(self, prompt_ids: list[int], params: SamplingParams, request_id: str) -> Any:  # Any: vLLM's RequestOutput
         from vllm import SamplingParams as EngineSampling
+        from vllm.exceptions import VLLMValidationError
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -127,7 +128,7 @@ class Engine:
         try:
             async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt_ids), sampling, request_id):
                 last = output
-        except (EngineDeadError, EngineGenerateError, ValueError) as error:
+        except (EngineDeadError, EngineGenerateError, VLLMValidationError, ValueError) as error:
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
         if last is None:
             raise EngineError("the engine returned nothing", "generator")

@@ -118,6 +118,7 @@ class LimitsConfig:
 
     def __post_init__(self) -> None:
         _at_least("limits", 1, max_turns=self.max_turns, max_context_tokens=self.max_context_tokens)
+        _at_least("limits", 40, observation_chars=self.observation_chars)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,6 +186,7 @@ class RsrConfig(StageConfig):
     execute_temperature: float = 0.7
     plan_tokens: int = 160
     sources: int = 0  # solved tasks to plan for; 0: all
+    execute_harness: str = "react"  # an assisting one shows worked examples as well; they are stripped like the runbook
     keep_per_task: int = 8
 
 

@@ -4,6 +4,7 @@ Text is encoded once, when it enters; sampled ids are kept as sampled and never 
 the matching rule is ours). `ChatFormat` takes the glue between turns from the tokenizer's own chat template.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -21,6 +22,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any) -> None:  # Any: transformers' tokenizers share no base that is cheap to import
         self.tokenizer = tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
+        self._special = tuple(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else ()
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -30,7 +32,7 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a whole conversation, up to where the assistant begins to speak."""
-        return self.encode(self._apply(messages))
+        return self._encode_messages(messages, "")
 
     def bridge(self, message: Message, *, ended: bool) -> list[int]:
         """Ids that follow an assistant turn: the message, and the opening of the next assistant turn.
@@ -38,11 +40,30 @@ class ChatFormat:
         `ended`: the assistant's last id was the end-of-turn token. If it was cut by a length limit, the token is added here,
         as glue, so that the next turn stands where the template has it.
         """
-        text = self._apply([Message("system", "-"), Message("user", "-"), Message("assistant", _MARK), message])
-        glue = text[text.index(_MARK) + len(_MARK) :]
-        end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
-        ids = self.encode(glue.removeprefix(end))
+        before = [Message("system", "-"), Message("user", "-"), Message("assistant", _MARK)]
+        ids = self._encode_messages([*before, message], _MARK)
         return ids if ended else [self.end_of_turn, *ids]
+
+    def _encode_messages(self, messages: Sequence[Message], after: str) -> list[int]:
+        """The template's text after the mark `after` and its end of turn, encoded; what stands inside a message is only text.
+
+        A command can print the template's special tokens: taken as such they would forge turns.
+        """
+        held = {f"\u2402{i}\u2402": m.content for i, m in enumerate(messages) if any(t in m.content for t in self._special)}
+        marks = {content: mark for mark, content in held.items()}
+        text = self._apply([Message(m.role, marks.get(m.content, m.content)) for m in messages])
+        if after:
+            end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
+            text = text[text.index(after) + len(after) :].removeprefix(end)
+        ids: list[int] = []
+        for piece in re.split("(" + "|".join(map(re.escape, held)) + ")", text) if held else [text]:
+            plain = piece in held
+            ids += (
+                self.tokenizer.encode(held[piece], add_special_tokens=False, split_special_tokens=True)
+                if plain
+                else self.encode(piece)
+            )
+        return ids
 
     def _apply(self, messages: Sequence[Message]) -> str:
         raw = [{"role": m.role, "content": m.content} for m in messages]
@@ -122,8 +143,8 @@ class Transcript:
         if max(len(edge), len(other)) <= MAX_EDGE_TOKENS and allowed.issuperset(edge) and allowed.issuperset(other):
             return "normalized", rest[len(other) :]
         old_bytes, new_bytes = self._bytes.join(old), self._bytes.join(new)
-        if new_bytes.startswith(old_bytes):
-            return "retokenized", self._suffix_at(new, len(old_bytes), new_bytes)
+        if new_bytes.startswith(old_bytes) and (suffix := self._suffix_at(new, len(old_bytes), new_bytes)) is not None:
+            return "retokenized", suffix
         return "split", new
 
     def _other_edge(self, edge: list[int], rest: list[int]) -> list[int]:
@@ -134,14 +155,20 @@ class Transcript:
         stop = next((i for i, t in enumerate(rest) if t not in self._newlines), len(rest))
         return rest[:stop]
 
-    def _suffix_at(self, new: list[int], cut: int, new_bytes: bytes) -> list[int]:
-        """The new prompt's own ids after byte `cut` if a token begins there, else the bytes encoded again (context only)."""
+    def _suffix_at(self, new: list[int], cut: int, new_bytes: bytes) -> list[int] | None:
+        """The new prompt's own ids after byte `cut` if a token begins there, else the bytes encoded again (context only).
+
+        None if they cannot be: the cut lies inside a character.
+        """
         position = 0
         for i, token in enumerate(new):
             if position == cut:
                 return new[i:]
             position += len(self._bytes.of(token))
-        tail = new_bytes[cut:].decode("utf-8", errors="replace")
+        try:
+            tail = new_bytes[cut:].decode("utf-8")
+        except UnicodeDecodeError:
+            return None
         return list(self._tokenizer.encode(tail, add_special_tokens=False)) if tail else []
 
 

@@ -87,6 +87,6 @@ def observation(output: str, exit_code: int, *, timed_out: bool = False, limit_c
     head = "[timed out]" if timed_out else f"[exit {exit_code}]"
     text = output.rstrip("\n")
     if len(text) > limit_chars:
-        half = limit_chars // 2
+        half = max(1, limit_chars // 2)
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
     return f"{head}\n{text}" if text else head

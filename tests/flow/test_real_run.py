@@ -21,7 +21,6 @@ SMALL = (
     "sampling.max_tokens=16",
     "limits.max_turns=2",
     "model.kv_cache_gib=1",
-    "+model.engine.enforce_eager=true",
     "min_free_gib=1",
 )
 

@@ -7,8 +7,6 @@ from termrsi.harness.group import task_group
 from termrsi.records import ScoredRollout, TaskSpec
 from termrsi.stages.base import Context
 
-GENERAL_HARNESS = "react"
-
 
 @dataclass(frozen=True, slots=True)
 class Runbook:
@@ -28,7 +26,7 @@ async def execute(ctx: Context, config: RsrConfig, runbooks: list[Runbook]) -> l
             runbook.task,
             config.executions,
             label=f"{ctx.name}/execute{runbook.number}",
-            harness=GENERAL_HARNESS,
+            harness=config.execute_harness,
             sampling=ctx.sampling(config.execute_temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,

@@ -1,7 +1,8 @@
 """RSR 3, screen: form first, then the deterministic scan, then a critic that sees only the public task and the runbook.
 
 The scan knows verifier and oracle but hands out categories only (its callable is passed in; this module cannot import it). The
-critic is the model itself; what it says unclearly counts as a refusal.
+critic is the model itself; what it says unclearly counts as a refusal. A small model's answer is close to a guess: the scan is the
+filter that holds.
 """
 
 from termrsi.harness.render import ChatFormat
@@ -9,15 +10,12 @@ from termrsi.ports import Generator, Scan
 from termrsi.records import Message, SamplingParams, TaskSpec
 from termrsi.stages.runbook import faults
 
-_SYSTEM = (
-    "You review runbooks. A runbook may say how to work. It must not name hidden tests or give values "
-    "that the task does not give. Reply with one word: OK or LEAK."
-)
+_SYSTEM = "Does the runbook mention a hidden test or a secret value that the task does not give? Answer yes or no."
+_QUESTION = "Task: {task}\nRunbook: {runbook}\nHidden test or secret value?"
 _EXAMPLES = (
-    ("Task: Make a folder named old.\nRunbook: Target end state: there is a folder old.\nMilestones: run `mkdir old`", "OK"),
-    ("Task: Store the answer to the puzzle in out.txt.\nRunbook: write 48151623 into out.txt, test_answer checks it.", "LEAK"),
-    ("Task: Sort fruit.lst into fruit.sorted.\nRunbook: Milestones: run `sort fruit.lst > fruit.sorted`", "OK"),
-    ("Task: Pack photos.\nRunbook: Target end state: photos.zip is there.\nMilestones: run `zip -r photos.zip photos`", "OK"),
+    ("Make a folder named old.", "Target end state: there is a folder old.\nMilestones: run `mkdir old`", "no"),
+    ("Store the answer in out.txt.", "Milestones: test_answer.py checks that out.txt holds 48151623.", "yes"),
+    ("Sort fruit.lst.", "Milestones: run `sort fruit.lst`\nUseful checks: cat fruit.lst", "no"),
 )
 
 
@@ -36,12 +34,12 @@ class Screener:
 
     async def _critic(self, task: TaskSpec, runbook: str, seed: int) -> tuple[str, ...]:
         messages = [Message("system", _SYSTEM)]
-        for case, answer in _EXAMPLES:
-            messages += [Message("user", case), Message("assistant", answer)]
-        messages.append(Message("user", f"Task: {task.instruction}\nRunbook: {runbook}"))
+        for asked, example, answer in _EXAMPLES:
+            messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
+        messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
         sampling = SamplingParams(temperature=0.0, max_tokens=4, seed=seed)
         completion = await self._generator.generate(self._chat.prompt(messages), sampling, "critic")
-        answer = self._chat.decode(completion.ids).strip().strip(".*").upper()
-        if answer.startswith("OK"):
+        answer = self._chat.decode(completion.ids).strip().strip(".*").lower()
+        if answer.startswith("no"):
             return ()
-        return ("critic_leak",) if answer.startswith("LEAK") else ("critic_unclear",)
+        return ("critic_leak",) if answer.startswith("yes") else ("critic_unclear",)
