@@ -8,7 +8,7 @@ from pathlib import Path
 
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat, restate
-from termrsi.records import Sample, ScoredRollout, TaskSpec
+from termrsi.records import Chunk, Sample, ScoredRollout, TaskSpec
 from termrsi.stages.base import write_json
 
 NEAR = 0.9  # Jaccard similarity of command sets above which two executions of one task are the same
@@ -18,7 +18,8 @@ def collect(
     chat: ChatFormat, tasks: dict[str, TaskSpec], results: list[ScoredRollout], keep_per_task: int
 ) -> tuple[list[Sample], dict[str, int]]:
     """Samples of verified executions, and counts of why the rest was not kept."""
-    counts = {"executions": len(results), "verified": 0, "near_duplicates": 0, "over_balance": 0, "split_history": 0, "kept": 0}
+    reasons = ("verified", "near_duplicates", "over_balance", "split_history", "cut_replies", "kept")
+    counts = {"executions": len(results)} | dict.fromkeys(reasons, 0)
     kept: dict[str, list[set[str]]] = {}
     samples = []
     for result in sorted(results, key=lambda r: (r.rollout.task_id, len(r.rollout.turns), r.rollout.id)):
@@ -33,11 +34,19 @@ def collect(
             counts["over_balance"] += 1
         elif len(result.rollout.chunks) != 1:
             counts["split_history"] += 1
+        elif has_cut_reply(result.rollout.chunks[0], chat.end_of_turn):
+            counts["cut_replies"] += 1
         else:
             before.append(commands)
             samples.append(strip(chat, tasks[result.rollout.task_id], result))
             counts["kept"] += 1
     return samples, counts
+
+
+def has_cut_reply(chunk: Chunk, end_of_turn: int) -> bool:
+    """Whether a length limit ended a sampled reply: trained on, it would teach to ramble."""
+    last = {turn: token for token, mask, turn in zip(chunk.ids, chunk.mask, chunk.turn_ids, strict=True) if mask}
+    return any(token != end_of_turn for token in last.values())
 
 
 def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
