@@ -51,7 +51,7 @@ def test_bad_input_gets_one_line_and_a_code_of_2(arguments: list[str], part: str
 
 
 def test_without_namespaces_the_run_stops_before_any_engine(tmp_path: Path) -> None:
-    """A PATH and a root that cannot unshare are hard to make here; a missing bash is the same check."""
+    """What the run makes of the probe's answer; the answer is planted, the probe itself runs in the sandbox tests."""
     code = (
         "import termrsi.sandbox.check as c\n"
         "async def probe(state_dir=None): return ['user namespaces are switched off']\n"
