@@ -471,9 +471,10 @@ class FakePolicy:
         """Ascends the mean of sum(advantage x grad log pi): the policy gradient at ratio 1."""
         if "kind" not in loss or not loss.keys() <= LOSS_KEYS:
             raise ConfigError(f"unknown or missing arguments of the loss: {sorted(loss)}", "fake policy")
+        needed = ["advantages", *{"old": ["old_logp"], "sampler": ["sampler_logp"]}.get(str(loss.get("anchor", "old")), [])]
         for sample in samples:
-            if not len(sample.advantages) == len(sample.old_logp) == len(sample.ids):
-                raise ValueError(f"{sample.rollout_id}: advantages and old_logp are needed for every token")
+            if missing := [name for name in needed if len(getattr(sample, name)) != len(sample.ids)]:
+                raise ValueError(f"{sample.rollout_id}: {' and '.join(missing)} needed for every token")
         return self._step(samples, [sample.advantages for sample in samples], lr * UPDATE_SCALE)
 
     async def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:

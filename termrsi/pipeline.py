@@ -39,6 +39,7 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "collect_recovery": collect_recovery.run,
     "reterm": reterm.run,
 }
+WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
 TRAINS = frozenset({"sft", "rpr", "reterm"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class Pipeline:
         """Of everything that a stage's result depends on besides its inputs."""
         c = self._config
         what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
+        if c.stages[name].kind in WITH_CRITIC:
+            what.append(c.model.critic_layers)
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def _check_inputs(self, todo: list[str]) -> None:
@@ -177,7 +180,7 @@ class Pipeline:
 
     async def _open_critic(self, config: StageConfig, parts: Parts, policy_dir: str) -> Critic | None:
         """A fresh host: weights of an earlier stage (object store, else disk), or a new head on the policy's own body."""
-        if config.kind not in {"warmup_critic", "rpr"}:
+        if config.kind not in WITH_CRITIC:
             return None
         critic = await parts.open_critic()
         source = config.critic if isinstance(config, RprConfig) and config.critic_init.value == "inherit" else ""

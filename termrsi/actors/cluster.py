@@ -140,7 +140,7 @@ class Cluster:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
         self._critic = CriticActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
-            self._model, self._config.model.compute, self._config.model.threads
+            self._model, self._config.model.compute, self._config.model.threads, self._config.model.critic_layers
         )
         await self._ready([self._critic])
         return RayCritic(self._critic)

@@ -59,13 +59,13 @@ class PolicyActor:
 class CriticActor:
     """The value model with its optimizer."""
 
-    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int) -> None:
+    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int, layers: int = 0) -> None:
         import torch
 
         from termrsi.model.critic import CriticModel
 
         torch.set_num_threads(threads)
-        self._model = CriticModel(model, compute=compute)
+        self._model = CriticModel(model, compute=compute, layers=layers)
         self._version = 0
 
     def ready(self) -> bool:

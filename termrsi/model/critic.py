@@ -30,7 +30,9 @@ class CriticModel:
     """Body and value head, all trained, with the optimizer, masters and micro-batches of `PolicyModel`.
 
     `directory` is a causal LM (then the head is new: weights of standard deviation 0.01 / sqrt(hidden size), bias 0, drawn
-    from `seed`) or one written by `save`. The head computes in float32. Raises CheckpointError and ConfigError as PolicyModel.
+    from `seed`) or one written by `save`. A new critic keeps the first `layers` blocks of the LM's body (0: all): a value needs
+    less depth than the next token, and the critic's updates cost as much as the policy's. A saved critic keeps its own depth.
+    The head computes in float32. Raises CheckpointError and ConfigError as PolicyModel.
     """
 
     def __init__(
@@ -44,12 +46,13 @@ class CriticModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         seed: int = 0,
+        layers: int = 0,
     ) -> None:
         if compute not in ("bf16", "fp32"):
             raise ConfigError(f"unknown compute {compute!r}", "model.critic", "bf16 or fp32")
         self._compute: Compute = compute
         self._device = torch.device(device)
-        self._micro_tokens, self._seed = micro_tokens, seed
+        self._micro_tokens, self._seed, self._layers = micro_tokens, seed, layers
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing = gradient_checkpointing
         self.load(directory)
@@ -57,9 +60,11 @@ class CriticModel:
     def load(self, directory: Path | str) -> str:
         """Weights from a directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
         checkpoint.verify(directory)
-        body = load_module(AutoModel, directory)
-        head = _make_head(int(body.config.get_text_config().hidden_size), self._seed)
         saved = Path(directory) / HEAD_FILE
+        body = load_module(AutoModel, directory)
+        if self._layers and not saved.exists():
+            keep_layers(body, self._layers, str(directory))
+        head = _make_head(int(body.config.get_text_config().hidden_size), self._seed)
         if saved.exists():
             try:
                 head.load_state_dict(load_file(saved))
@@ -146,6 +151,17 @@ class CriticModel:
         hidden = hidden_before(self._body, micro.ids, micro.mask)
         values = self._head(hidden.float()).squeeze(1)
         return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, values)
+
+
+def keep_layers(body: nn.Module, layers: int, where: str) -> None:
+    """Cut a decoder off behind its first `layers` blocks; its final norm stays. Raises ConfigError if it has fewer."""
+    config = body.config.get_text_config()
+    if not isinstance(getattr(body, "layers", None), nn.ModuleList) or not 1 <= layers <= len(body.layers):
+        raise ConfigError(f"critic_layers={layers}", where, f"valid: 0 (all) to {config.num_hidden_layers}")
+    body.layers = body.layers[:layers]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
 
 
 def _make_head(hidden_size: int, seed: int) -> nn.Linear:

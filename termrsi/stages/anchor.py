@@ -1,19 +1,32 @@
-"""What the policy-gradient stages share: old log-probabilities as anchors, and the arguments of the loss."""
+"""What the policy-gradient stages share: what the ratio of an update is taken against, and the arguments of its loss."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from termrsi.config.schema import Loss, PolicyOptimConfig
 from termrsi.records import Sample
 from termrsi.stages.base import Context
 
 
-async def anchored(ctx: Context, samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with `old_logp` under the weights before the update."""
+def anchor_of(kind: Loss, optim: PolicyOptimConfig) -> str:
+    """`sampler` for DPPO; `current` for one update per batch (old weights = present ones: no extra pass); else `old`."""
+    if kind is Loss.dppo:
+        return "sampler"
+    return "current" if optim.minibatches == 1 else "old"
+
+
+async def anchored(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: PolicyOptimConfig) -> list[Sample]:
+    """Samples with `old_logp` under the weights before the batch's first update, where the updates need it."""
+    if anchor_of(kind, optim) != "old":
+        return list(samples)
     old = await ctx.policy.logp(samples)
     return [replace(s, old_logp=tuple(o)) for s, o in zip(samples, old, strict=True)]
 
 
-def loss_arguments(kind: str, clip_low: float, clip_high: float, tis_cap: float) -> dict[str, object]:
+def loss_arguments(kind: Loss, optim: PolicyOptimConfig) -> dict[str, object]:
     """Arguments of `ports.Policy.update`; a cap of 0 leaves the sampler correction out."""
-    arguments: dict[str, object] = {"kind": kind, "clip_low": clip_low, "clip_high": clip_high}
-    return arguments | ({"tis_cap": tis_cap} if tis_cap > 0 and kind != "dppo" else {})
+    arguments: dict[str, object] = {"kind": kind.value, "clip_low": optim.clip_low, "clip_high": optim.clip_high}
+    anchor = anchor_of(kind, optim)
+    if anchor == "sampler":  # the ratio itself is against the sampler: a second correction would count twice
+        return arguments
+    return arguments | {"anchor": anchor} | ({"tis_cap": optim.tis_cap} if optim.tis_cap > 0 else {})

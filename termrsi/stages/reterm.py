@@ -84,9 +84,10 @@ class _Loop:
     async def _learn(self, scored: list[ScoredRollout], step: int) -> None:
         ctx, optim = self._ctx, self._config.optim
         pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
-        batch = await anchored(ctx, credit.group_advantages([p[0] for p in pairs], [p[1] for p in pairs]))
+        batch = credit.group_advantages([p[0] for p in pairs], [p[1] for p in pairs])
+        batch = await anchored(ctx, batch, self._config.loss, optim)
         random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(batch)
-        loss = loss_arguments(self._config.loss.value, optim.clip_low, optim.clip_high, optim.tis_cap)
+        loss = loss_arguments(self._config.loss, optim)
         size = -(-len(batch) // optim.minibatches)
         for start in range(0, len(batch), size):
             part: list[Sample] = batch[start : start + size]

@@ -95,16 +95,15 @@ class _Phase:
 
     async def _with_anchors(self, samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
         """Pre-update values and old log-probabilities: the fixed anchors of this step's updates."""
-        return await anchored(
-            self._ctx, credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
-        )
+        batch = credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
+        return await anchored(self._ctx, batch, self._config.loss, self._config.optim)
 
     async def _update_actor(self, batch: list[Sample], step: int) -> dict[str, float]:
         ctx, optim = self._ctx, self._config.optim
         order = batch[:]
         random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(order)
         size = -(-len(order) // optim.minibatches)
-        loss = loss_arguments(self._config.loss.value, optim.clip_low, optim.clip_high, optim.tis_cap)
+        loss = loss_arguments(self._config.loss, optim)
         report: dict[str, float] = {}
         for start in range(0, len(order), size):
             metrics = await ctx.policy.update(order[start : start + size], loss, optim.lr)

@@ -352,7 +352,7 @@ async def test_rpr_makes_exactly_four_critic_only_updates(bench: Bench, monkeypa
 
 async def test_rpr_uses_values_and_log_probabilities_from_before_the_update(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
-    await rpr.run(bench.ctx("rpr"), rpr_config(steps=2, credit=CreditConfig(whiten=False)))
+    await rpr.run(bench.ctx("rpr"), rpr_config(steps=2, credit=CreditConfig(whiten=False), optim=PolicyOptimConfig(minibatches=2)))
     for batch in recorder.batches:
         for sample in batch:
             assert sample.old_logp == sample.sampler_logp  # on-policy: the actor that sampled is the one that is updated

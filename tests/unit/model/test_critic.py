@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from termrsi.errors import CheckpointError
+from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model.checkpoint import tiny_model
 from termrsi.model.critic import CriticModel
 from termrsi.model.masters import Compute
@@ -129,3 +129,25 @@ def test_a_new_head_is_small_and_seeded(tiny: Path, tmp_path: Path) -> None:
     (broken / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="transformers cannot load"):
         CriticModel(broken)
+
+
+def test_a_new_critic_may_keep_the_first_blocks_only(tiny: Path, tmp_path: Path, make_samples: Make) -> None:
+    """Its values are the head on the shallower body; a saved one keeps its depth, and is handed on to its like alone."""
+    whole, short = CriticModel(tiny, compute="fp32"), CriticModel(tiny, compute="fp32", layers=1)
+    kept = short.weights_only()
+    assert set(kept) < set(whole.weights_only())
+    assert all(torch.equal(weight, whole.weights_only()[name]) for name, weight in kept.items())
+    assert {name.split(".")[2] for name in kept if name.startswith("body.layers.")} == {"0"}
+    (sample,) = make_samples(1)
+    with torch.no_grad():
+        states = whole._body(input_ids=torch.tensor([sample.ids]), output_hidden_states=True)
+        want = short._head(whole._body.norm(states.hidden_states[1][0]))[:, 0]
+    assert short.values([sample])[0] == pytest.approx([float(want[t - 1]) * m for t, m in enumerate(sample.mask)], abs=1e-6)
+    short.save(tmp_path / "critic")
+    for layers in (0, 2):
+        assert CriticModel(tmp_path / "critic", layers=layers).weights_only().keys() == kept.keys()
+    with pytest.raises(CheckpointError, match="another model"):
+        whole.load_weights(kept)
+    with pytest.raises(ConfigError, match="critic_layers=3") as caught:
+        CriticModel(tiny, layers=3)
+    assert "0 (all) to 2" in str(caught.value)
