@@ -24,6 +24,7 @@ from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
 from termrsi.queues.recovery import RecoveryQueue
+from termrsi.queues.store import GroupStore
 from termrsi.records import (
     CommandResult,
     Completion,
@@ -676,6 +677,7 @@ class FakeParts:
     policy: FakePolicy
     critic: FakeCritic
     queue: FakeRecoveryStore
+    groups: GroupStore
     chat: ChatFormat
     tasks: FakeTasks
     checks: dict[str, TaskChecks]
@@ -698,6 +700,7 @@ def dry_parts(seed: int = 0) -> FakeParts:
         policy=FakePolicy(),
         critic=FakeCritic(),
         queue=FakeRecoveryStore(),
+        groups=GroupStore(),
         chat=chat,
         tasks=tasks,
         checks=dry_checks(tasks),

@@ -158,6 +158,7 @@ class Pipeline:
             policy=parts.policy,
             critic=critic,
             queue=parts.queue,
+            groups=parts.groups,
             scan=parts.scan,
             inputs=inputs,
             log=sinks,

@@ -12,6 +12,7 @@ from termrsi.records import (
     Completion,
     DroppedRollout,
     EpisodeSpec,
+    FinishedGroup,
     RecoveryPoint,
     Sample,
     SamplingParams,
@@ -186,4 +187,32 @@ class RecoveryStore(Protocol):
 
     async def reset(self, capacity: int) -> list[RecoveryPoint]:
         """Empty, with a new capacity; returns what was in it."""
+        ...
+
+
+class GroupStore(Protocol):
+    """Groups of rollouts between sampler and learner with their one owner, bounded by slots (`queues.buffer` says how many)."""
+
+    async def reset(self, batch_groups: int, max_staleness: int) -> None:
+        """Empty, for a new phase. Whoever still waits gets a StageError."""
+        ...
+
+    async def admit(self, group_id: str) -> None:
+        """A slot for a new group; waits until `trained` or `drop` frees one. Raises ValueError if the id came before."""
+        ...
+
+    async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
+        """The group is finished."""
+        ...
+
+    async def drop(self, group_id: str) -> None:
+        """The group will not come: its slot is free."""
+        ...
+
+    async def take(self) -> list[FinishedGroup]:
+        """One batch, oldest first; waits until its groups are finished. They keep their slots until `trained`."""
+        ...
+
+    async def trained(self) -> None:
+        """The last batch is trained: its slots are free, and the version is one higher."""
         ...

@@ -231,6 +231,16 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """The rollouts of one slot of the buffer: the learner's version when they were admitted, and how many it has moved since."""
+
+    group_id: str
+    rollouts: tuple[ScoredRollout, ...]
+    version: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedRollout:
     """An episode lost to a machine fault after all its retries: counted, never scored."""
 

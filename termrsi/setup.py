@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, TaskError
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import TaskSpec
 from termrsi.reward.checks import TaskChecks, measure
 from termrsi.stages.base import Splits
@@ -78,6 +78,9 @@ class Parts(Protocol):
     def queue(self) -> RecoveryStore: ...
 
     @property
+    def groups(self) -> GroupStore: ...
+
+    @property
     def scan(self) -> Scan: ...
 
     async def start(self) -> None: ...
@@ -105,6 +108,7 @@ class DryParts:
         self.tasks = Splits(list(made.tasks.train), list(made.tasks.validation), list(made.tasks.heldout))
         self.checks, self.chat, self.scan = made.checks, made.chat, made.scan
         self.generator, self.rollouts, self.policy, self.queue = made.generator, made.rollouts, made.policy, made.queue
+        self.groups = made.groups
         self._critic = made.critic
 
     async def start(self) -> None: ...
@@ -149,7 +153,7 @@ class RealParts:
         await self._cluster.start()
         self.chat = ChatFormat(AutoTokenizer.from_pretrained(self.model))
         self.generator, self.rollouts = self._cluster.generator, self._cluster.rollouts
-        self.policy, self.queue = self._cluster.policy, self._cluster.queue
+        self.policy, self.queue, self.groups = self._cluster.policy, self._cluster.queue, self._cluster.groups
         self.checks = await measure_all(self.tasks, self._cluster.pool, self.config, self.say)
 
     async def open_critic(self) -> Critic:

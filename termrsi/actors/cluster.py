@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
-from termrsi.actors.queues import RayRecoveryStore, RecoveryActor
+from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
 from termrsi.config.schema import Config
@@ -41,6 +41,7 @@ class Cluster:
         self._policy: Any = None
         self._critic: Any = None
         self._queue: Any = None
+        self._buffer: Any = None
         self._workers: list[Any] = []
 
     async def start(self) -> None:
@@ -71,13 +72,14 @@ class Cluster:
             self._model, config.model.compute, config.model.threads
         )
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
+        self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         self._workers = [
             RolloutActor.options(num_cpus=0.1, **heavy).remote(
                 self._model, self._sandboxes, [self._generator], config.cluster.episode_retries
             )
             for _ in range(config.cluster.rollout_workers)
         ]
-        actors = [self._sandboxes, self._generator, self._policy, self._queue, *self._workers]
+        actors = [self._sandboxes, self._generator, self._policy, self._queue, self._buffer, *self._workers]
         await self._ready(actors)
 
     def _connect(self) -> None:
@@ -133,6 +135,10 @@ class Cluster:
         return RayRecoveryStore(self._queue)
 
     @property
+    def groups(self) -> RayGroupStore:
+        return RayGroupStore(self._buffer)
+
+    @property
     def rollouts(self) -> RayRollouts:
         return RayRollouts(self._workers, self.pool, self._config.sandbox.concurrency)
 
@@ -156,10 +162,10 @@ class Cluster:
         self._workers = []
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
         await _bounded("generator", self._generator and self._generator.close.remote())
-        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._queue):
+        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._queue, self._buffer):
             if actor is not None:
                 _kill(actor)
-        self._sandboxes = self._generator = self._policy = self._critic = self._queue = None
+        self._sandboxes = self._generator = self._policy = self._critic = self._queue = self._buffer = None
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False

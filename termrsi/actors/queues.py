@@ -1,4 +1,4 @@
-"""The recovery queue as an actor: one owner for state that several parts touch."""
+"""The recovery queue and the group buffer as actors: one owner for state that several parts touch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import ray
 
 from termrsi.queues.recovery import RecoveryQueue
-from termrsi.records import RecoveryPoint
+from termrsi.queues.store import GroupStore
+from termrsi.records import FinishedGroup, RecoveryPoint, ScoredRollout
 
 
 @ray.remote(max_restarts=0)
@@ -53,3 +54,57 @@ class RayRecoveryStore:
 
     async def reset(self, capacity: int) -> list[RecoveryPoint]:
         return await self.actor.reset.remote(capacity)
+
+
+@ray.remote(max_restarts=0)
+class BufferActor:
+    """Hosts one GroupStore. A caller that went away leaves its wait behind until `reset`."""
+
+    def __init__(self) -> None:
+        self._store = GroupStore()
+
+    async def ready(self) -> bool:
+        return True
+
+    async def reset(self, batch_groups: int, max_staleness: int) -> None:
+        await self._store.reset(batch_groups, max_staleness)
+
+    async def admit(self, group_id: str) -> None:
+        await self._store.admit(group_id)
+
+    async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
+        await self._store.put(group_id, rollouts)
+
+    async def drop(self, group_id: str) -> None:
+        await self._store.drop(group_id)
+
+    async def take(self) -> list[FinishedGroup]:
+        return await self._store.take()
+
+    async def trained(self) -> None:
+        await self._store.trained()
+
+
+class RayGroupStore:
+    """`ports.GroupStore` over a BufferActor."""
+
+    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
+        self.actor = actor
+
+    async def reset(self, batch_groups: int, max_staleness: int) -> None:
+        await self.actor.reset.remote(batch_groups, max_staleness)
+
+    async def admit(self, group_id: str) -> None:
+        await self.actor.admit.remote(group_id)
+
+    async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
+        await self.actor.put.remote(group_id, list(rollouts))
+
+    async def drop(self, group_id: str) -> None:
+        await self.actor.drop.remote(group_id)
+
+    async def take(self) -> list[FinishedGroup]:
+        return await self.actor.take.remote()
+
+    async def trained(self) -> None:
+        await self.actor.trained.remote()

@@ -48,15 +48,13 @@ class RayRollouts:
     def __init__(self, workers: Sequence[Any], pool: RemotePool, concurrency: int) -> None:  # Any: actor handles
         self._workers = list(workers)
         self._pool = pool
-        self._concurrency = concurrency
+        self._slots = asyncio.Semaphore(concurrency)  # over all calls of `run`: several groups may be under way at once
+        self._turn = itertools.count()
 
     async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
-        slots = asyncio.Semaphore(self._concurrency)
-        turn = itertools.count()
-
         async def one(spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
-            async with slots:
-                return await self._run_one(spec, next(turn))
+            async with self._slots:
+                return await self._run_one(spec, next(self._turn))
 
         async for result in as_finished([one(s) for s in specs]):
             yield result

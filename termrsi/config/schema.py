@@ -280,6 +280,7 @@ class RprConfig(StageConfig):
     tasks_per_step: int = 32
     samples_per_task: int = 1
     critic_only_updates: int = 4
+    max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
     critic_lr: float = 3e-5
     value_clip: float = 0.2
     loss: Loss = Loss.ppo
@@ -287,6 +288,10 @@ class RprConfig(StageConfig):
     credit: CreditConfig = field(default_factory=CreditConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("rpr", 1, tasks_per_step=self.tasks_per_step, samples_per_task=self.samples_per_task)
+        _at_least("rpr", 0, max_staleness=self.max_staleness)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,13 +316,15 @@ class RetermConfig(StageConfig):
     recovery_groups: int = 2
     group_size: int = 4
     capacity: int = 16
+    max_staleness: int = 0  # as in rpr
     loss: Loss = Loss.reterm
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(kind=Reward.binary))
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
-        _at_least("reterm", 1, capacity=self.capacity, group_size=self.group_size)
+        _at_least("reterm", 1, capacity=self.capacity, group_size=self.group_size, original_groups=self.original_groups)
+        _at_least("reterm", 0, max_staleness=self.max_staleness)
 
 
 @dataclass(slots=True, kw_only=True)

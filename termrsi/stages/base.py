@@ -11,7 +11,7 @@ from pathlib import Path
 
 from termrsi.config.schema import Config, RewardConfig
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, shape
@@ -81,6 +81,7 @@ class Context:
     policy: Policy
     critic: Critic | None
     queue: RecoveryStore | None
+    groups: GroupStore
     scan: Scan
     inputs: dict[str, Path]
     log: Log
@@ -99,23 +100,36 @@ class Context:
         pool = [self.checks[t.id] for t in self.tasks.train if t.id in self.checks]
         return FamilyScale.fit(pool, calibration=reward.calibration.value)
 
-    async def episodes(self, specs: Sequence[EpisodeSpec], what: str, file: str = "rollouts.jsonl") -> list[ScoredRollout]:
-        """Run, write each as it finishes, count what machine faults cost; results in the order of `specs`."""
+    async def episodes(
+        self,
+        specs: Sequence[EpisodeSpec],
+        what: str,
+        file: str = "rollouts.jsonl",
+        *,
+        advance: Callable[[str], None] | None = None,
+    ) -> list[ScoredRollout]:
+        """Run, write each as it finishes, count what machine faults cost; results in the order of `specs`.
+
+        `advance`: called per episode instead of a progress bar and a clock of this call's own (several calls at once).
+        """
         found: dict[str, ScoredRollout] = {}
-        self.progress.begin(what, len(specs))
+        tick = advance or self.progress.advance
+        if advance is None:
+            self.progress.begin(what, len(specs))
         start_s = time.monotonic()
         with (self.out / file).open("a", encoding="utf-8") as sink:
             async for result in self.rollouts.run(specs):
                 sink.write(json.dumps({"label": what, **asdict(result)}, ensure_ascii=False) + "\n")
                 if isinstance(result, DroppedRollout):
                     self.costs.dropped += 1
-                    self.progress.advance(f"dropped: {result.reason}")
+                    tick(f"dropped: {result.reason}")
                     continue
                 found[result.rollout.id] = result
                 self._count(result)
-                self.progress.advance()
-        self.costs.rollout_s += time.monotonic() - start_s
-        self.progress.end()
+                tick("")
+        if advance is None:
+            self.costs.rollout_s += time.monotonic() - start_s
+            self.progress.end()
         return [found[s.id] for s in specs if s.id in found]
 
     def _count(self, result: ScoredRollout) -> None:

@@ -7,16 +7,18 @@ no requeue of recovery failures, smaller M_R when the queue is short).
 """
 
 import random
+from collections.abc import Sequence
 
 from termrsi.config.schema import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
-from termrsi.records import RecoveryPoint, Sample, ScoredRollout, TaskSpec
+from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, Sample, ScoredRollout, TaskSpec
 from termrsi.stages import credit, retain
 from termrsi.stages.anchor import anchored, loss_arguments
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.points import is_start, point_of, reserve
 from termrsi.stages.rollin import HARNESS, TaskStream, specs_of
+from termrsi.stages.sampler import Sampler
 
 
 async def run(ctx: Context, config: RetermConfig) -> StageResult:
@@ -27,11 +29,16 @@ async def run(ctx: Context, config: RetermConfig) -> StageResult:
     loop = _Loop(ctx, config)
     keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention.k))
     await keeper.start()
-    for step in range(1, config.steps + 1):
-        await loop.step(step)
-        if step % config.retention.every == 0 or step == config.steps:
-            await keeper.offer(await retain.measure(ctx, step, config.retention.k))
-    await ctx.rollouts.discard([p.snapshot for p in await ctx.queue.take(config.capacity)])
+    try:
+        async with loop.sampler() as sampler:
+            for step in range(1, config.steps + 1):
+                (batch,) = await sampler.batch(f"{ctx.name}: step {step}/{config.steps}")
+                await loop.step(step, batch)
+                await sampler.trained()
+                if step % config.retention.every == 0 or step == config.steps:
+                    await keeper.offer(await retain.measure(ctx, step, config.retention.k))
+    finally:
+        await loop.discard_points()
     write_json(ctx.out / "retention.json", keeper.log)
     write_json(ctx.out / "steps.json", loop.log)
     verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
@@ -53,22 +60,40 @@ class _Loop:
         self._config = config
         self._rewarder = Rewarder(ctx, config.reward)
         self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
+        self._drawn: dict[int, tuple[list[TaskSpec], list[RecoveryPoint]]] = {}
         self.log: list[dict[str, float | None]] = []
 
-    async def step(self, step: int) -> None:
-        ctx, config = self._ctx, self._config
+    def sampler(self) -> Sampler:
+        """One slot of the buffer holds a whole step: how many groups it has depends on the queue when it is drawn."""
+        config = self._config
+        episodes = (config.original_groups + config.recovery_groups) * config.group_size
+        return Sampler(
+            self._ctx, self._draw, batches=config.steps, batch_groups=1, max_staleness=config.max_staleness, batch_episodes=episodes
+        )
+
+    async def _draw(self, number: int) -> Sequence[EpisodeSpec]:
+        ctx, config, step = self._ctx, self._config, number + 1
         assert ctx.queue is not None, "checked by run"
         tasks = self._stream.take(config.original_groups)
         points = await ctx.queue.take(config.recovery_groups)
+        self._drawn[step] = (tasks, points)  # a lost step ends the run, so slots and steps count alike
         original = specs_of(ctx, tasks, step, config.group_size, config.optim, keep_snapshot=True)
-        recovery = [spec for point in points for spec in self._recovery(point, step)]
-        scored = await ctx.episodes(original + recovery, f"{ctx.name}: step {step}/{config.steps}")
+        return [*original, *(spec for point in points for spec in self._recovery(point, step))]
+
+    async def step(self, step: int, batch: FinishedGroup) -> None:
+        ctx, scored = self._ctx, list(batch.rollouts)
+        tasks, points = self._drawn.pop(step)
         await ctx.rollouts.discard([p.snapshot for p in points])
-        if not scored:
-            raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
         await self._learn(scored, step)
         await self._push([s for s in scored if not s.rollout.recovery_id], {t.id: t for t in tasks}, step)
         self._report(scored, len(tasks), len(points), step)
+
+    async def discard_points(self) -> None:
+        """Restart points that no step will take: still in the queue, or drawn and not trained."""
+        assert self._ctx.queue is not None, "checked by run"
+        left = await self._ctx.queue.take(self._config.capacity)
+        drawn = [point for _, points in self._drawn.values() for point in points]
+        await self._ctx.rollouts.discard([p.snapshot for p in [*left, *drawn]])
 
     def _recovery(self, point: RecoveryPoint, step: int) -> list:
         return recovery_group(

@@ -2,11 +2,13 @@
 
     HANDOFF     critic weights of an earlier stage, fresh optimizer; actor weights of `policy`
     CALIBRATE   exactly `critic_only_updates` critic updates on rollouts of the present actor; the actor is bit-identical after
-    JOINT       per step: values kept from before the update; critic update; actor update with the kept values
+    JOINT       per step: values kept from before the update; critic update; actor update with the kept values and, as old
+                log-probabilities, those of the actor before the step's first update
     RETAIN      the best candidate by validation; actor and critic of the same step
 
 The batch of the first step serves calibration and the first joint update: the actor that sampled it is still the present one.
-The loop waits for rollouts, then for the hosts; each call ends by itself or raises.
+Rollouts come through the buffer: at most `max_staleness` updates older than the actor they update, 0 by default.
+The loop waits for a batch of the buffer, then for the hosts; each wait ends with that, or raises.
 """
 
 import random
@@ -15,11 +17,12 @@ from collections.abc import Sequence
 from termrsi.config.schema import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
-from termrsi.records import Sample
+from termrsi.records import EpisodeSpec, FinishedGroup, Sample
 from termrsi.stages import credit, retain
 from termrsi.stages.anchor import anchored, loss_arguments
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.rollin import TaskStream, specs_of
+from termrsi.stages.sampler import Sampler, rollouts_of
 
 
 async def run(ctx: Context, config: RprConfig) -> StageResult:
@@ -29,10 +32,13 @@ async def run(ctx: Context, config: RprConfig) -> StageResult:
     phase = _Phase(ctx, config, ctx.critic)
     keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention.k))
     await keeper.start()
-    for step in range(1, config.steps + 1):
-        await phase.step(step)
-        if step % config.retention.every == 0 or step == config.steps:
-            await keeper.offer(await retain.measure(ctx, step, config.retention.k))
+    async with phase.sampler() as sampler:
+        for step in range(1, config.steps + 1):
+            groups = await sampler.batch(f"{ctx.name}: step {step}/{config.steps}")
+            await phase.step(step, groups)
+            await sampler.trained()
+            if step % config.retention.every == 0 or step == config.steps:
+                await keeper.offer(await retain.measure(ctx, step, config.retention.k))
     write_json(ctx.out / "retention.json", keeper.log)
     start = keeper.log[0]["mean"]
     verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
@@ -57,16 +63,34 @@ class _Phase:
         self._critic = critic
         self._rewarder = Rewarder(ctx, config.reward)
         self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
+        self._specs: list[EpisodeSpec] = []  # of the step that is being drawn
         self.rewards: list[float] = []
         self.evs: list[float | None] = []
 
-    async def step(self, step: int) -> None:
+    def sampler(self) -> Sampler:
+        """One slot per task of a step."""
+        config = self._config
+        return Sampler(
+            self._ctx,
+            self._draw,
+            batches=config.steps,
+            batch_groups=config.tasks_per_step,
+            max_staleness=config.max_staleness,
+            batch_episodes=config.tasks_per_step * config.samples_per_task,
+        )
+
+    async def _draw(self, number: int) -> Sequence[EpisodeSpec]:
+        config = self._config
+        step, place = divmod(number, config.tasks_per_step)
+        if place == 0:
+            tasks = self._stream.take(config.tasks_per_step)
+            self._specs = specs_of(self._ctx, tasks, step + 1, config.samples_per_task, config.optim)
+        return self._specs[place * config.samples_per_task : (place + 1) * config.samples_per_task]
+
+    async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config
-        specs = specs_of(ctx, self._stream.take(config.tasks_per_step), step, config.samples_per_task, config.optim)
-        scored = await ctx.episodes(specs, f"{ctx.name}: step {step}/{config.steps}")
+        scored = rollouts_of(groups)
         pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
-        if not pairs:
-            raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
         samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
         if step == 1:
             await self._calibrate(samples, rewards)
@@ -80,6 +104,7 @@ class _Phase:
         self.evs.append(ev)
         strict = sum(s.verdict.strict for s in scored) / len(scored)
         report = {"step": step, "reward": self.rewards[-1], "strict": strict, "value_loss": critic.loss, **actor}
+        report["staleness"] = sum(g.staleness for g in groups) / len(groups)
         ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
 
     async def _calibrate(self, samples: Sequence[Sample], rewards: Sequence[float]) -> None:

@@ -87,6 +87,7 @@ class Bench:
             policy=made.policy,
             critic=made.critic,
             queue=made.queue,
+            groups=made.groups,
             scan=made.scan,
             inputs=inputs,
             log=lambda stage, values: self.log.append((stage, values)),

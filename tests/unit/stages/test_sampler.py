@@ -1,0 +1,171 @@
+"""Sampler: what is drawn when, in which order it comes out, what a lost group and an error do. Episodes end by hand here."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from termrsi.errors import EngineError, StageError
+from termrsi.queues.store import GroupStore
+from termrsi.records import EpisodeSpec, Rollout, ScoredRollout, StopReason, Verdict
+from termrsi.stages.base import Progress
+from termrsi.stages.sampler import Sampler, rollouts_of
+
+
+def scored(name: str) -> ScoredRollout:
+    return ScoredRollout(Rollout(name, name, "task", "files", "react", (), (), StopReason.done), Verdict(True, 1.0))
+
+
+class Bench:
+    """A context whose groups run until `end` is called with what became of them."""
+
+    def __init__(self) -> None:
+        self.drawn: list[int] = []
+        self.cancelled: list[str] = []
+        self.open: dict[str, asyncio.Future[list[ScoredRollout]]] = {}
+        self.opened = asyncio.Event()
+        self.ctx: Any = SimpleNamespace(
+            name="rpr", groups=GroupStore(), progress=Progress(), costs=SimpleNamespace(rollout_s=0.0), episodes=self._episodes
+        )
+
+    async def draw(self, number: int) -> Sequence[EpisodeSpec]:
+        self.drawn.append(number)
+        return []
+
+    async def _episodes(self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None]) -> list[ScoredRollout]:
+        self.open[what] = asyncio.get_running_loop().create_future()
+        self.opened.set()
+        try:
+            found = await self.open[what]
+        except asyncio.CancelledError:
+            self.cancelled.append(what)
+            raise
+        for _ in found:
+            advance("")
+        return found
+
+    def sampler(self, batches: int = 3, batch_groups: int = 2, max_staleness: int = 0) -> Sampler:
+        return Sampler(
+            self.ctx,
+            self.draw,
+            batches=batches,
+            batch_groups=batch_groups,
+            max_staleness=max_staleness,
+            batch_episodes=batch_groups,
+        )
+
+    async def until_open(self, n: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.open) < n:
+                self.opened.clear()
+                await self.opened.wait()
+
+    async def settle(self) -> None:
+        """Everything that can run without another event has run."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def end(self, number: int, ok: bool = True) -> None:
+        self.open[f"rpr/{number}"].set_result([scored(f"r{number}")] if ok else [])
+
+
+def ids(groups: Sequence[Any]) -> list[str]:
+    return [s.rollout.id for s in rollouts_of(groups)]
+
+
+async def test_on_policy_the_next_batch_is_drawn_when_the_last_is_trained() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=2) as sampler:
+        await bench.until_open(2)
+        bench.end(1)
+        bench.end(0)
+        assert ids(await sampler.batch("step 1")) == ["r0", "r1"]
+        await bench.settle()
+        assert bench.drawn == [0, 1]
+        await sampler.trained()
+        await bench.until_open(4)
+        bench.end(2)
+        bench.end(3)
+        groups = await sampler.batch("step 2")
+        assert ids(groups) == ["r2", "r3"]
+        assert [g.staleness for g in groups] == [0, 0]
+        await sampler.trained()
+        await bench.settle()
+        assert bench.drawn == [0, 1, 2, 3]  # nothing beyond the batches that were asked for
+
+
+async def test_one_update_ahead_the_next_batch_runs_while_the_last_is_trained() -> None:
+    bench = Bench()
+    async with bench.sampler(max_staleness=1) as sampler:
+        await bench.until_open(4)
+        for number in (3, 2, 1, 0):
+            bench.end(number)
+        assert ids(await sampler.batch("step 1")) == ["r0", "r1"]
+        await bench.settle()
+        assert bench.drawn == [0, 1, 2, 3]
+        await sampler.trained()
+        assert [g.staleness for g in await sampler.batch("step 2")] == [1, 1]
+        await bench.until_open(6)
+    assert sorted(bench.cancelled) == ["rpr/4", "rpr/5"]  # leaving ends what still runs
+
+
+async def test_a_lost_group_is_replaced_by_the_next() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=1) as sampler:
+        await bench.until_open(2)
+        bench.end(0, ok=False)
+        await bench.until_open(3)
+        bench.end(2)
+        bench.end(1)
+        assert ids(await sampler.batch("step 1")) == ["r1", "r2"]
+        assert bench.drawn == [0, 1, 2]
+
+
+async def test_losses_with_a_success_between_them_do_not_end_the_run() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=1) as sampler:
+        await bench.until_open(2)
+        for number, ok in ((0, False), (1, True), (2, False), (3, True)):
+            await bench.until_open(number + 1)
+            bench.end(number, ok=ok)
+            await bench.settle()
+        assert ids(await sampler.batch("step 1")) == ["r1", "r3"]
+
+
+async def test_a_batch_of_lost_groups_in_a_row_is_an_error() -> None:
+    bench = Bench()
+    async with bench.sampler() as sampler:
+        await bench.until_open(2)
+        bench.end(0, ok=False)
+        await bench.until_open(3)
+        bench.end(1, ok=False)
+        with pytest.raises(StageError, match="2 groups in a row"):
+            await sampler.batch("step 1")
+    assert bench.cancelled == ["rpr/2"]
+
+
+async def test_a_dead_engine_reaches_whoever_waits_for_the_batch() -> None:
+    bench = Bench()
+    async with bench.sampler() as sampler:
+        await bench.until_open(2)
+        waiting = asyncio.ensure_future(sampler.batch("step 1"))
+        await bench.settle()
+        bench.open["rpr/0"].set_exception(EngineError("died", "generator"))
+        with pytest.raises(EngineError, match="died"):
+            await waiting
+    assert bench.cancelled == ["rpr/1"]
+
+
+async def test_an_error_before_the_batch_is_asked_for_is_kept_for_it() -> None:
+    bench = Bench()
+
+    async def fails(number: int) -> Sequence[EpisodeSpec]:
+        raise StageError("no queue", "draw")
+
+    bench.draw = fails  # type: ignore[method-assign]
+    async with bench.sampler() as sampler:
+        await bench.settle()
+        with pytest.raises(StageError, match="no queue"):
+            await sampler.batch("step 1")
