@@ -68,9 +68,7 @@ class Cluster:
         self._generator = GeneratorActor.options(num_cpus=1, num_gpus=config.cluster.gpus_generator, **heavy).remote(
             self._model, options
         )
-        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(
-            self._model, config.model.compute, config.model.threads
-        )
+        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(self._model, config.model)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         self._workers = [
@@ -146,7 +144,7 @@ class Cluster:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
         self._critic = CriticActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
-            self._model, self._config.model.compute, self._config.model.threads, self._config.model.critic_layers
+            self._model, self._config.model
         )
         await self._ready([self._critic])
         return RayCritic(self._critic)

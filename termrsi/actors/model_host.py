@@ -5,26 +5,37 @@ that its caller owns, so that they outlive the host.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import ray
 
 from termrsi import weights
+from termrsi.config.schema import ModelConfig
 from termrsi.errors import WeightsError
 from termrsi.records import Sample, UpdateMetrics, WeightsVersion
+
+
+def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both models
+    """What both models are made with, on the device that Ray gave to this actor."""
+    import torch
+
+    torch.set_num_threads(config.threads)
+    return {
+        "compute": config.compute,
+        "device": "cuda" if ray.get_gpu_ids() else "cpu",
+        "micro_tokens": config.micro_tokens,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
 
 
 @ray.remote(max_restarts=0)
 class PolicyActor:
     """The policy with its optimizer."""
 
-    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int) -> None:
-        import torch
-
+    def __init__(self, model: str, config: ModelConfig) -> None:
         from termrsi.model.policy import PolicyModel
 
-        torch.set_num_threads(threads)
-        self._model = PolicyModel(model, compute=compute)
+        self._model = PolicyModel(model, **_options(config))
         self._version = 0
 
     def ready(self) -> bool:
@@ -59,13 +70,10 @@ class PolicyActor:
 class CriticActor:
     """The value model with its optimizer."""
 
-    def __init__(self, model: str, compute: Literal["bf16", "fp32"], threads: int, layers: int = 0) -> None:
-        import torch
-
+    def __init__(self, model: str, config: ModelConfig) -> None:
         from termrsi.model.critic import CriticModel
 
-        torch.set_num_threads(threads)
-        self._model = CriticModel(model, compute=compute, layers=layers)
+        self._model = CriticModel(model, layers=config.critic_layers, **_options(config))
         self._version = 0
 
     def ready(self) -> bool:

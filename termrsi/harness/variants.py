@@ -1,8 +1,9 @@
 """Harnesses as data: prompts, worked examples, done rule, observation wording. One episode engine plays all of them.
 
-`react` is the general harness (bash + done, as ReTerm's appendix A.1 has it), used for training and evaluation. The two others
+`react` is the general harness (bash + done, as ReTerm's appendix A.1 has it), used for training and evaluation. Two others
 assist discovery (RSR, arXiv 2610.02826) and are never trained on as they are: `fewshot` shows worked examples, `retry` also
-runs the verifier when the agent claims to be done and lets it go on after a failure. All wording is ours.
+runs the verifier when the agent claims to be done and lets it go on after a failure. `guided` assists execution: its worked
+examples follow runbooks. All wording is ours.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,34 @@ _EXAMPLES = (
     ("Append the line port=80 to web.cfg.", "echo port=80 >> web.cfg"),
 )
 
+# Runbook, task, command. What such a runbook says besides its milestone is often of no use: the examples pass over it, too.
+_GUIDED_EXAMPLES = (
+    (
+        "Target end state: fruit.sorted holds the words of fruit.lst in order.\nMilestones: run `sort fruit.lst > fruit.sorted`\n"
+        "Useful checks: cat fruit.sorted\nRecovery strategies: if it is empty, run the command again.\nPitfalls: do not change fruit.lst.",
+        "Store the sorted words of fruit.lst in fruit.sorted.",
+        "sort fruit.lst > fruit.sorted",
+    ),
+    (
+        "Target end state: the directory trips is there.\nMilestones: run `mkdir trips`\nUseful checks: ls -d trips\n"
+        "Recovery strategies: rm -r trips\nPitfalls: do not run it twice.",
+        "There should be a directory named trips.",
+        "mkdir trips",
+    ),
+    (
+        "Target end state: mail.tar is a second name of letters.tar.\nMilestones: run `ln letters.tar mail.tar`\n"
+        "Useful checks: rm letters.tar\nRecovery strategies: rm -r letters.tar\nPitfalls: rm letters.tar loses the file.",
+        "Give letters.tar the second name mail.tar, by a hard link.",
+        "ln letters.tar mail.tar",
+    ),
+    (
+        "Target end state: stock.lst has a last line oats.\nMilestones: echo oats >> stock.lst\nUseful checks: echo oats > stock.lst\n"
+        "Recovery strategies: echo oats is not valid.\nPitfalls: do not lose the other lines.",
+        "Add the line oats to the end of stock.lst.",
+        "echo oats >> stock.lst",
+    ),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -50,8 +79,11 @@ class Variant:
         for task, command in self.examples:
             messages += [Message("user", task), Message("assistant", f"```bash\n{command}\n```")]
             messages += [Message("user", observation("", 0)), Message("assistant", "DONE")]
-        text = f"{guidance}\n\nTask: {instruction}" if guidance else instruction
-        return [*messages, Message("user", text)]
+        return [*messages, Message("user", _guided(guidance, instruction) if guidance else instruction)]
+
+
+def _guided(guidance: str, instruction: str) -> str:
+    return f"{guidance}\n\nTask: {instruction}"
 
 
 _VARIANTS = {
@@ -59,6 +91,7 @@ _VARIANTS = {
     for v in (
         Variant("react", _SYSTEM),
         Variant("fewshot", _SYSTEM, examples=_EXAMPLES, assisting=True),
+        Variant("guided", _SYSTEM, examples=tuple((_guided(g, task), c) for g, task, c in _GUIDED_EXAMPLES), assisting=True),
         Variant(
             "retry",
             _SYSTEM,

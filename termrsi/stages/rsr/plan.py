@@ -29,7 +29,7 @@ _EXAMPLES = (
             "photos.zip holds the directory photos.",
             "run `zip -r photos.zip photos`",
             "unzip -l photos.zip",
-            "if a file is missing, delete photos.zip and pack again.",
+            "if a file is missing, run the command again.",
             "do not delete photos.",
         ),
     ),
