@@ -65,14 +65,15 @@ async def _with_signals(pipeline: "object") -> int:
     stopped: list[int] = []
 
     def stop(number: int) -> None:
-        stopped.append(number)
-        work.cancel()
+        if not stopped and not pipeline.closing:
+            stopped.append(number)
+            work.cancel()
 
     def listen() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
 
-    pipeline.on_started = listen  # Ray installs handlers of its own when it starts; ours stand again afterwards
+    pipeline.on_connected = listen  # Ray installs handlers of its own when it starts; ours stand again afterwards
     listen()
     try:
         await work

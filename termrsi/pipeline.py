@@ -4,13 +4,12 @@ A run directory belongs to one process at a time. A stage without a manifest is 
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 
-import asyncio
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -45,14 +44,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """One run. `on_started` is called when the actors stand."""
+    """One run. `on_connected` is called when Ray stands, which takes over the signal handlers."""
 
     def __init__(self, config: Config, overrides: list[str]) -> None:
         self._config = config
         self._overrides = overrides
         name = f"{config.experiment or 'run'}-{config.scale}-{config.seed}"
         self.run_dir = Path(config.run_dir or Path("runs") / name).absolute()
-        self.on_started: Callable[[], None] = lambda: None
+        self.on_connected: Callable[[], None] = lambda: None
+        self.closing = False
         self._screen = Screen()
         self._critics: dict[str, WeightsVersion] = {}
         self._loaded = ""  # the directory whose weights policy and generator both hold
@@ -70,20 +70,20 @@ class Pipeline:
                 self._show()
                 return
             configuration.record(config, self._overrides, self.run_dir)
-            sinks = Sinks(config, self.run_dir)
             parts = setup.parts(config, self._screen.say)
+            sinks = Sinks(config, self.run_dir)
             try:
-                await parts.start()
-                self.on_started()
+                await parts.start(self.on_connected)
                 for name in todo:
                     await self._stage(name, config.stages[name], parts, sinks)
             except OSError as error:
-                raise StageError(
-                    f"{error.strerror}: {error.filename}", str(self.run_dir), "free it and give the same command again"
-                ) from error
+                raise _full_disk(error, self.run_dir) or error from error
             finally:
-                sinks.close()
-                await asyncio.shield(parts.close())
+                self.closing = True  # from here on a signal changes nothing: what was started is being ended
+                try:
+                    await parts.close()
+                finally:
+                    sinks.close()
             self._show()
 
     def _show(self) -> None:
@@ -112,18 +112,20 @@ class Pipeline:
         return True
 
     def _fingerprint(self, name: str) -> str:
-        """Of everything that a stage's result depends on besides its inputs."""
+        """Of everything in the configuration that a stage's result depends on, the stages that it reads included."""
         c = self._config
+        read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
         what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
         if c.stages[name].kind in WITH_CRITIC:
-            what.append(c.model.critic_layers)
+            what.append({"critic_layers": c.model.critic_layers})
+        what.append({source: self._fingerprint(source) for source in sorted(read)})
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def _check_inputs(self, todo: list[str]) -> None:
         for name in todo:
             for key in READS:
                 source = getattr(self._config.stages[name], key, "")
-                if source and source != "base" and source not in todo and self._manifest(source) is None:
+                if source and source != "base" and source not in todo and not self._finished(source):
                     raise ConfigError(
                         f"stage {name!r} reads {source!r}, which has not been run in {self.run_dir}", f"stages.{name}.{key}"
                     )
@@ -138,7 +140,9 @@ class Pipeline:
 
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
         out = self._dir(name)
-        shutil.rmtree(out, ignore_errors=True)
+        if out.exists():  # stopped half-way: the stage begins again, what it left is kept beside
+            number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
+            out.rename(out.with_name(f"{name}.stopped-{number}"))
         out.mkdir(parents=True)
         self._screen.say(f"stage {name} ({config.kind})")
         start_s = time.monotonic()
@@ -218,6 +222,15 @@ class Pipeline:
 async def _sync(parts: Parts) -> None:
     """The policy's present weights to the generator; raises WeightsError if they differ after the pull."""
     await parts.generator.pull(await parts.policy.publish())
+
+
+def _full_disk(error: OSError, where: Path) -> StageError | None:
+    """A disk that is full is told with its cure. An actor's error comes wrapped, without number and file of its own."""
+    cause = getattr(error, "cause", error)
+    if getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    place = f"{where} ({cause.filename})" if getattr(cause, "filename", None) else str(where)
+    return StageError("the disk is full", place, "free some and give the same command again")
 
 
 class _locked:

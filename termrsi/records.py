@@ -265,6 +265,7 @@ class Sample:
     advantages: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
     old_values: tuple[float, ...] = ()
+    temperature: float = 1.0  # of the sampler: its log-probabilities, and the learner's beside them, are of this distribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from termrsi.config.schema import Config
-from termrsi.errors import ConfigError, TaskError
+from termrsi.config.schema import USES, Config, EvaluateConfig
+from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
+from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import TaskSpec
@@ -28,7 +29,17 @@ def cache_dir() -> Path:
 
 
 async def preflight(config: Config, run_dir: Path) -> None:
-    """Raises ConfigError, with the cure, for what would stop the run later: no disk, no namespaces, no model package."""
+    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no disk, no namespaces."""
+    for name, stage in config.stages.items():
+        named = [getattr(stage, "harness", None), getattr(stage, "execute_harness", None), *getattr(stage, "harnesses", [])]
+        for harness in filter(None, named):
+            variant = variants.get(harness)
+            if harness == getattr(stage, "execute_harness", None) and variant.checks_on_done:
+                raise ConfigError(
+                    f"{harness!r} lets the verifier speak, and its words would be trained on",
+                    f"stages.{name}.execute_harness",
+                    "valid: one without checks",
+                )
     for place in (run_dir, cache_dir()):
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -37,13 +48,14 @@ async def preflight(config: Config, run_dir: Path) -> None:
                 f"cannot write there: {error.strerror}", str(place), "give run_dir=DIR or set TERMRSI_CACHE"
             ) from error
     needed = 0 if config.dry else int(config.min_free_gib * 2**30)
-    free = shutil.disk_usage(run_dir).free
-    if free < needed:
-        raise ConfigError(
-            f"disk full: {free / 2**30:.1f} GiB free, {needed / 2**30:.1f} needed", str(run_dir), "free some, or give run_dir=DIR"
-        )
-    if config.dry:
-        return
+    for place, cure in ((run_dir, "give run_dir=DIR"), (cache_dir(), "set TERMRSI_CACHE")):
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise ConfigError(
+                f"disk full: {free / 2**30:.1f} GiB free, {needed / 2**30:.1f} needed", str(place), f"free some, or {cure}"
+            )
+    if config.dry or config.cluster.address != "local":
+        return  # elsewhere the sandbox actor looks at its own node
     from termrsi.sandbox.check import probe
 
     if missing := await probe():
@@ -83,7 +95,7 @@ class Parts(Protocol):
     @property
     def scan(self) -> Scan: ...
 
-    async def start(self) -> None: ...
+    async def start(self, on_connected: Callable[[], None]) -> None: ...
 
     async def open_critic(self) -> Critic: ...
 
@@ -111,7 +123,8 @@ class DryParts:
         self.groups = made.groups
         self._critic = made.critic
 
-    async def start(self) -> None: ...
+    async def start(self, on_connected: Callable[[], None]) -> None:
+        on_connected()
 
     async def open_critic(self) -> Critic:
         return self._critic
@@ -132,6 +145,7 @@ class RealParts:
     checks: dict[str, TaskChecks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from termrsi.actors import generator
         from termrsi.actors.cluster import Cluster
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
@@ -142,14 +156,16 @@ class RealParts:
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        for name in local.reap(state_dir=state, snapshots=True):
+        for name in [*local.reap(state_dir=state, snapshots=True), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         self._cluster = Cluster(config, self.model, cache / "images", state)
 
-    async def start(self) -> None:
+    async def start(self, on_connected: Callable[[], None]) -> None:
         from transformers import AutoTokenizer
 
         self.say("starting Ray, the engine and the learner")
+        self._cluster.connect()
+        on_connected()
         await self._cluster.start()
         self.chat = ChatFormat(AutoTokenizer.from_pretrained(self.model))
         self.generator, self.rollouts = self._cluster.generator, self._cluster.rollouts
@@ -184,7 +200,11 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
     found: list[TaskSpec] = []
     for folder in folders:
         result = tasks.load_dir(folder)
-        found += result.tasks
+        for task in result.tasks:
+            if (Path(task.path) / "tests" / "test.sh").is_file():
+                found.append(task)
+            else:
+                say(f"refused {task.path}: no tests/test.sh (verifiers of Terminal-Bench 1.x do not run in this version)")
         for refused in result.skipped:
             say(f"refused {refused.path}: {refused.reason}")
     if not found:
@@ -192,7 +212,9 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
     parted = split(found, seed=config.seed)
     caps = (0, 0, 0) if c.path == "bundled" else (c.train, c.validation, c.heldout)
     lists = [list(part)[: cap or None] for part, cap in zip((parted.train, parted.validation, parted.heldout), caps, strict=True)]
-    return Splits(*lists)
+    splits = Splits(*lists)
+    require(splits, config, "give more tasks, or say `split` in their task.toml")
+    return splits
 
 
 async def measure_all(
@@ -212,7 +234,7 @@ async def measure_all(
             raw = json.loads(cached.read_text())
             return TaskChecks(raw["id"], raw["family"], tuple(raw["checks"]), tuple(raw["baseline"]), raw["weights"])
         async with slots:
-            checks = await measure(pool, pool, task)
+            checks = await _measured(pool, task, config.cluster.episode_retries)
         draft = cached.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(checks.to_dict()))
         draft.rename(cached)
@@ -222,7 +244,7 @@ async def measure_all(
     unfit = set()
     found: dict[str, TaskChecks] = {}
     for task, result in zip(every, results, strict=True):
-        if isinstance(result, TaskError):
+        if isinstance(result, (TaskError, SandboxError, VerifierError)):
             unfit.add(task.id)
             say(f"left out {task.id}: {result.what}")
         elif isinstance(result, BaseException):
@@ -231,8 +253,28 @@ async def measure_all(
             found[task.id] = result
     for part in (splits.train, splits.validation, splits.heldout):
         part[:] = [t for t in part if t.id not in unfit]
+    require(splits, config, "every one of them is unfit: see the lines above")
     say(f"tasks: {len(splits.train)} train, {len(splits.validation)} validation, {len(splits.heldout)} held-out")
     return found
+
+
+async def _measured(pool: Any, task: TaskSpec, retries: int) -> TaskChecks:  # Any: see measure_all
+    """What the machine lost is measured again, in fresh sandboxes."""
+    for _ in range(retries):
+        try:
+            return await measure(pool, pool, task)
+        except (SandboxError, VerifierError):
+            continue
+    return await measure(pool, pool, task)
+
+
+def require(splits: Splits, config: Config, cure: str) -> None:
+    """Raises ConfigError if a split is empty that a stage of the pipeline needs."""
+    for name in config.pipeline:
+        stage = config.stages[name]
+        for split in [stage.split] if isinstance(stage, EvaluateConfig) else USES[stage.kind]:
+            if not splits.of(split):
+                raise ConfigError(f"stage {name!r} needs {split} tasks and there are none", config.tasks.path, cure)
 
 
 def task_digest(task: TaskSpec) -> str:

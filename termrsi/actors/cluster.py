@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cluster:
-    """The actors of one run. `start` before anything else; `close` is safe at any time and may be called twice."""
+    """The actors of one run. `connect`, then `start`, before anything else; `close` is safe at any time and may be called twice."""
 
     def __init__(self, config: Config, model: str, cache_dir: Path, state_dir: Path) -> None:
         self._config = config
@@ -45,15 +45,15 @@ class Cluster:
         self._workers: list[Any] = []
 
     async def start(self) -> None:
-        """Raises ConfigError if Ray cannot be reached, EngineError if an actor does not start."""
+        """Raises EngineError if an actor does not start."""
         config, heavy = self._config, {"max_concurrency": 1000}
-        self._connect()
         self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy).remote(
             SandboxOptions(
                 concurrency=config.sandbox.concurrency,
                 memory_mb=config.sandbox.memory_mb,
                 disk_mb=config.sandbox.disk_mb,
                 pids=config.sandbox.pids,
+                network=config.sandbox.network == "host",
                 cache_dir=str(self._cache_dir),
                 state_dir=str(self._state_dir),
             )
@@ -80,7 +80,8 @@ class Cluster:
         actors = [self._sandboxes, self._generator, self._policy, self._queue, self._buffer, *self._workers]
         await self._ready(actors)
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Start or join Ray. Raises ConfigError if it cannot be reached."""
         cluster = self._config.cluster
         if ray.is_initialized():
             return

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError
 from termrsi.errors import EngineError, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
+SHARED_PREFIX = "termrsi-weights-"  # then the pid of the owner, so that what it left can be told
 _PROBE = "termrsi.actors.engine_probe.WeightProbe"
 
 
@@ -147,36 +148,45 @@ class Engine:
             self._idle.set()
 
     async def load(self, packed: dict, version: int) -> dict[str, float]:
-        """Serve these weights (`weights.PackedState`); raises WeightsError if the engine's differ afterwards."""
+        """Serve these weights (`weights.PackedState`); raises WeightsError if the engine's differ, and serves nothing more then."""
         from termrsi import weights
         from termrsi.actors.engine_probe import canonical
 
-        folder = Path(tempfile.mkdtemp(prefix="termrsi-weights-", dir=_shared_memory()))
+        size_bytes = sum(data.nbytes for _, _, data in packed.values())
+        folder = Path(tempfile.mkdtemp(prefix=f"{SHARED_PREFIX}{os.getpid()}-", dir=_shared_memory(size_bytes)))
         start_s = time.monotonic()
+        await self._stop_generation()
         try:
             weights.write(packed, folder)
             written_s = time.monotonic()
-            await self.load_directory(str(folder), version)
+            await self._reload(str(folder), version)
             loaded_s = time.monotonic()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         expected = {name: canonical(tensor) for name, tensor in weights.unpack(packed).items()}
         for found in await self.weight_digests():
             weights.compare(expected, found)
+        self._gate.set()  # not in a `finally`: what could not be proved is not served
         return {"write_s": written_s - start_s, "reload_s": loaded_s - written_s, "prove_s": time.monotonic() - loaded_s}
 
     async def load_directory(self, directory: str, version: int) -> None:
         """Serve the weights of a Hugging Face directory, once requests in flight have ended. Raises WeightsError."""
+        await self._stop_generation()
+        await self._reload(directory, version)
+        self._gate.set()
+
+    async def _stop_generation(self) -> None:
+        """New requests wait at the gate, those in flight end by themselves."""
         self._gate.clear()
+        await self._idle.wait()
+
+    async def _reload(self, directory: str, version: int) -> None:
         try:
-            await self._idle.wait()
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
             await self._llm.reset_prefix_cache()
-            self.version = version
         except RuntimeError as error:
             raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
-        finally:
-            self._gate.set()
+        self.version = version
 
     async def weight_digests(self) -> list[dict[str, str]]:
         """Per worker, the digest of each tensor that the engine computes with (see `engine_probe`)."""
@@ -186,9 +196,21 @@ class Engine:
         self._llm.shutdown()
 
 
-def _shared_memory() -> str | None:
+def _shared_memory(size_bytes: int) -> str | None:
+    """/dev/shm if it has room (a container's may be 64 MiB), else None: a temporary directory."""
     shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() else None
+    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 1.2 * size_bytes else None
+
+
+def reap() -> list[str]:
+    """Removes weights that a killed process left in shared memory; their names."""
+    removed = []
+    for folder in Path("/dev/shm").glob(f"{SHARED_PREFIX}*"):
+        pid = folder.name.removeprefix(SHARED_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(str(folder))
+    return removed
 
 
 @ray.remote(max_restarts=0)

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from termrsi import weights
+from termrsi.actors.calls import alive, ask
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import WeightsError
 from termrsi.records import Sample, UpdateMetrics, WeightsVersion
@@ -116,19 +117,22 @@ class _Host:
     def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
         self.actor = actor
 
+    async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
+        return await ask(self.name, self.actor, method, *arguments)
+
     async def publish(self) -> WeightsVersion:
         (meta_ref, state_ref) = self.actor.export.remote()
-        version, meta = await meta_ref
+        version, meta = await alive(self.name, meta_ref)
         return WeightsVersion(self.name, version, meta.checksum, [state_ref], meta.size_bytes)
 
     async def save(self, directory: str) -> str:
-        return await self.actor.save.remote(directory)
+        return await self._ask("save", directory)
 
     async def load(self, directory: str) -> str:
-        return await self.actor.load.remote(directory)
+        return await self._ask("load", directory)
 
     async def checksum(self) -> str:
-        return await self.actor.checksum.remote()
+        return await self._ask("checksum")
 
 
 class RayPolicy(_Host):
@@ -137,13 +141,13 @@ class RayPolicy(_Host):
     name = "policy"
 
     async def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
-        return await self.actor.logp.remote(list(samples))
+        return await self._ask("logp", list(samples))
 
     async def update(self, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
-        return await self.actor.update.remote(list(samples), loss, lr)
+        return await self._ask("update", list(samples), loss, lr)
 
     async def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
-        return await self.actor.fit.remote(list(samples), lr)
+        return await self._ask("fit", list(samples), lr)
 
 
 class RayCritic(_Host):
@@ -152,11 +156,11 @@ class RayCritic(_Host):
     name = "critic"
 
     async def values(self, samples: Sequence[Sample]) -> list[list[float]]:
-        return await self.actor.values.remote(list(samples))
+        return await self._ask("values", list(samples))
 
     async def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
-        return await self.actor.update.remote(list(samples), lr, value_clip)
+        return await self._ask("update", list(samples), lr, value_clip)
 
     async def pull(self, weights: WeightsVersion) -> None:
         (state,) = weights.handle  # type: ignore[misc]  # one object reference, made by `publish`
-        await self.actor.pull.remote(state, weights.checksum)
+        await self._ask("pull", state, weights.checksum)

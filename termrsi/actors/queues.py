@@ -5,6 +5,7 @@ from typing import Any
 
 import ray
 
+from termrsi.actors.calls import ask
 from termrsi.queues.recovery import RecoveryQueue
 from termrsi.queues.store import GroupStore
 from termrsi.records import FinishedGroup, RecoveryPoint, ScoredRollout
@@ -44,16 +45,16 @@ class RayRecoveryStore:
         self.actor = actor
 
     async def push(self, points: Sequence[RecoveryPoint]) -> list[RecoveryPoint]:
-        return await self.actor.push.remote(list(points))
+        return await ask("recovery queue", self.actor, "push", list(points))
 
     async def take(self, n: int) -> list[RecoveryPoint]:
-        return await self.actor.take.remote(n)
+        return await ask("recovery queue", self.actor, "take", n)
 
     async def size(self) -> int:
-        return await self.actor.size.remote()
+        return await ask("recovery queue", self.actor, "size")
 
     async def reset(self, capacity: int) -> list[RecoveryPoint]:
-        return await self.actor.reset.remote(capacity)
+        return await ask("recovery queue", self.actor, "reset", capacity)
 
 
 @ray.remote(max_restarts=0)
@@ -92,19 +93,19 @@ class RayGroupStore:
         self.actor = actor
 
     async def reset(self, batch_groups: int, max_staleness: int) -> None:
-        await self.actor.reset.remote(batch_groups, max_staleness)
+        await ask("group buffer", self.actor, "reset", batch_groups, max_staleness)
 
     async def admit(self, group_id: str) -> None:
-        await self.actor.admit.remote(group_id)
+        await ask("group buffer", self.actor, "admit", group_id)
 
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
-        await self.actor.put.remote(group_id, list(rollouts))
+        await ask("group buffer", self.actor, "put", group_id, list(rollouts))
 
     async def drop(self, group_id: str) -> None:
-        await self.actor.drop.remote(group_id)
+        await ask("group buffer", self.actor, "drop", group_id)
 
     async def take(self) -> list[FinishedGroup]:
-        return await self.actor.take.remote()
+        return await ask("group buffer", self.actor, "take")
 
     async def trained(self) -> None:
-        await self.actor.trained.remote()
+        await ask("group buffer", self.actor, "trained")

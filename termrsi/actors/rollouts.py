@@ -61,7 +61,7 @@ class RayRollouts:
 
     async def _run_one(self, spec: EpisodeSpec, turn: int) -> ScoredRollout | DroppedRollout:
         reason = ""
-        for k in range(len(self._workers) + 1):
+        for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
             try:
                 return await worker.run_one.remote(spec)
@@ -69,7 +69,7 @@ class RayRollouts:
                 raise
             except RayActorError as error:
                 reason = str(error)
-        return DroppedRollout(spec.id, spec.group_id, spec.task.id, f"rollout worker died: {reason}", len(self._workers) + 1)
+        raise EngineError(f"every rollout worker has died: {reason}", "rollouts", "see the logs in /tmp/ray/session_latest")
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:

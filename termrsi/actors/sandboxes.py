@@ -4,10 +4,12 @@ Consumes leases and calls on leased sandboxes; a lease waits for a free slot, wh
 beside the sandbox, so that a task's tests and reports do not cross the network.
 """
 
+import asyncio
 import io
 import shutil
 import tarfile
 import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ class SandboxOptions:
     memory_mb: int
     disk_mb: int
     pids: int
+    network: bool
     cache_dir: str
     state_dir: str
 
@@ -47,28 +50,57 @@ class SandboxActor:
             memory_mb=options.memory_mb,
             disk_mb=options.disk_mb,
             pids=options.pids,
+            network=options.network,
         )
         self._verifier = HarborVerifier()
+        self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, until the lease ends
         self._leased: dict[str, Sandbox] = {}
-        self._forks: dict[str, Sandbox] = {}
+        self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live
 
     async def ready(self) -> bool:
+        """Raises SandboxError if sandboxes cannot be made on this node."""
+        from termrsi.sandbox.check import probe
+
+        if missing := await probe():
+            raise SandboxError("; ".join(missing), "sandbox pool", "`termrsi doctor` on this node says more")
         return True
 
-    async def lease(self, task: TaskSpec, snapshot: Snapshot | None) -> str:
-        sandbox = await self._pool.lease(task, snapshot)
+    async def lease(self, request: str, task: TaskSpec, snapshot: Snapshot | None) -> str:
+        self._asked[request] = asyncio.ensure_future(self._pool.lease(task, snapshot))
+        try:
+            sandbox = await self._asked[request]
+        except asyncio.CancelledError as error:
+            raise SandboxError("its requester gave up", task.id) from error
+        finally:
+            if not self._granted(request):
+                self._asked.pop(request, None)
         self._leased[sandbox.id] = sandbox
         return sandbox.id
 
+    def _granted(self, request: str) -> bool:
+        asked = self._asked.get(request)
+        return asked is not None and asked.done() and not asked.cancelled() and asked.exception() is None
+
+    async def abandon(self, request: str) -> None:
+        """The requester has gone: whether its lease still waits or was granted in this moment, it ends."""
+        if self._granted(request):
+            await self.release(self._asked[request].result().id)
+        elif request in self._asked:
+            self._asked[request].cancel()
+
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
+        self._asked = {r: a for r, a in self._asked.items() if not (self._granted(r) and a.result().id == sandbox_id)}
+        for fork in self._forks.pop(sandbox_id, {}).values():  # a requester that was cancelled left them
+            await fork.close()
         if sandbox is not None:
             await self._pool.release(sandbox)
 
     async def close_fork(self, sandbox_id: str) -> None:
-        fork = self._forks.pop(sandbox_id, None)
-        if fork is not None:
-            await fork.close()
+        for forks in self._forks.values():
+            fork = forks.pop(sandbox_id, None)
+            if fork is not None:
+                await fork.close()
 
     async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
         return await self._of(sandbox_id).run(command, timeout_s)
@@ -78,7 +110,7 @@ class SandboxActor:
 
     async def fork(self, sandbox_id: str, n: int) -> list[str]:
         forks = await self._of(sandbox_id).fork(n)
-        self._forks |= {f.id: f for f in forks}
+        self._forks.setdefault(sandbox_id, {}).update({f.id: f for f in forks})
         return [f.id for f in forks]
 
     async def put(self, sandbox_id: str, tar: bytes, target: str) -> None:
@@ -101,12 +133,15 @@ class SandboxActor:
         await self._pool.discard(snapshot)
 
     async def close(self) -> None:
-        for fork in list(self._forks.values()):
-            await fork.close()
+        for forks in list(self._forks.values()):
+            for fork in list(forks.values()):
+                await fork.close()
         await self._pool.close()
 
     def _of(self, sandbox_id: str) -> Sandbox:
-        found = self._leased.get(sandbox_id) or self._forks.get(sandbox_id)
+        found = self._leased.get(sandbox_id)
+        for forks in self._forks.values():
+            found = found or forks.get(sandbox_id)
         if found is None:
             raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
         return found
@@ -163,7 +198,12 @@ class RemotePool:
         self.actor = actor
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
-        return RemoteSandbox(self.actor, await _call(self.actor.lease.remote(task, snapshot)))
+        request = uuid.uuid4().hex
+        try:
+            return RemoteSandbox(self.actor, await _call(self.actor.lease.remote(request, task, snapshot)))
+        except asyncio.CancelledError:
+            self.actor.abandon.remote(request)
+            raise
 
     async def release(self, sandbox: Sandbox) -> None:
         await _call(self.actor.release.remote(sandbox.id))

@@ -25,6 +25,7 @@ class MicroBatch:
     rows: tuple[int, ...]
     ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool
+    temperatures: Tensor  # [B] float32, of the sampler
     columns: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -111,4 +112,11 @@ def _pad(samples: Sequence[Sample], rows: Sequence[int], longest: int, fields: S
         mask[b, :used] = torch.tensor(sample.mask[:used], dtype=torch.bool)
         for name in fields:
             columns[name][b, :used] = torch.tensor(getattr(sample, name)[:used])
-    return MicroBatch(tuple(rows), ids.to(device), mask.to(device), {name: column.to(device) for name, column in columns.items()})
+    temperatures = torch.tensor([samples[row].temperature for row in rows], dtype=torch.float32)
+    return MicroBatch(
+        tuple(rows),
+        ids.to(device),
+        mask.to(device),
+        temperatures.to(device),
+        {name: column.to(device) for name, column in columns.items()},
+    )

@@ -62,7 +62,7 @@ def logp_gap(logp: np.ndarray, sampler_logp: np.ndarray) -> Gap:
     return Gap(float(np.abs(d).mean()), float(np.abs(d).max()), float((np.expm1(d) - d).mean()))
 
 
-def mean_at_k(passes: Sequence[Sequence[bool]]) -> float:
+def mean_at_k(passes: Sequence[Sequence[float]]) -> float:
     """Mean over tasks of passes / attempts. Raises ValueError without tasks, or if a task has no attempt."""
     return float(np.mean(_rates(passes)))
 
@@ -77,7 +77,7 @@ def pass_at_k(num_attempts: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_attempts - num_passed, k) / math.comb(num_attempts, k)
 
 
-def mean_pass_at_k(passes: Sequence[Sequence[bool]], k: int) -> float:
+def mean_pass_at_k(passes: Sequence[Sequence[float]], k: int) -> float:
     """`pass_at_k` averaged over tasks. Raises ValueError without tasks, or if one has fewer than k attempts."""
     if not passes:
         raise ValueError("no task, no pass@k")
@@ -100,7 +100,7 @@ def wilson_interval(num_passed: int, num_attempts: int, *, confidence: float = 0
 
 
 def bootstrap_interval(
-    passes: Sequence[Sequence[bool]], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+    passes: Sequence[Sequence[float]], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
     """Mean@k with a percentile interval over resampled tasks: attempts of one task are not independent."""
     rates = _rates(passes)
@@ -108,8 +108,8 @@ def bootstrap_interval(
 
 
 def paired_bootstrap_interval(
-    before: Sequence[Sequence[bool]],
-    after: Sequence[Sequence[bool]],
+    before: Sequence[Sequence[float]],
+    after: Sequence[Sequence[float]],
     *,
     confidence: float = 0.95,
     resamples: int = 10_000,
@@ -124,7 +124,7 @@ def paired_bootstrap_interval(
     return _percentiles(_rates(after) - _rates(before), confidence, resamples, seed)
 
 
-def _rates(passes: Sequence[Sequence[bool]]) -> np.ndarray:
+def _rates(passes: Sequence[Sequence[float]]) -> np.ndarray:
     if not passes or not all(len(task) for task in passes):
         raise ValueError("every evaluation needs a task, and every task an attempt")
     return np.array([float(np.mean([bool(attempt) for attempt in task])) for task in passes])

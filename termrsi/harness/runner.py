@@ -56,8 +56,7 @@ class Runner:
         reason = ""
         for attempt in range(1, self._retries + 2):
             try:
-                async with asyncio.timeout(spec.limits.wall_s + LATE_S):
-                    return await self._attempt(spec, attempt)
+                return await self._attempt(spec, attempt)
             except TimeoutError:
                 reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
             except TaskError as error:
@@ -71,13 +70,15 @@ class Runner:
             await self._pool.discard(snapshot)
 
     async def _attempt(self, spec: EpisodeSpec, attempt: int) -> ScoredRollout:
+        """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
         snapshot = None
         try:
-            rollout = await self._episode(spec, sandbox)
-            if spec.keep_snapshot:
-                snapshot = await sandbox.snapshot()
-            verdict = await self._verifier.verify(sandbox, spec.task)
+            async with asyncio.timeout(spec.limits.wall_s + LATE_S):
+                rollout = await self._episode(spec, sandbox)
+                if spec.keep_snapshot:
+                    snapshot = await sandbox.snapshot()
+                verdict = await self._verifier.verify(sandbox, spec.task)
         except BaseException:
             if snapshot is not None:
                 await self._pool.discard(snapshot)

@@ -36,8 +36,9 @@ _EXAMPLES = (
 # Runbook, task, command. What such a runbook says besides its milestone is often of no use: the examples pass over it, too.
 _GUIDED_EXAMPLES = (
     (
-        "Target end state: fruit.sorted holds the words of fruit.lst in order.\nMilestones: run `sort fruit.lst > fruit.sorted`\n"
-        "Useful checks: cat fruit.sorted\nRecovery strategies: if it is empty, run the command again.\nPitfalls: do not change fruit.lst.",
+        "Target end state: fruit.sorted holds the words of fruit.lst in order.\n"
+        "Milestones: run `sort fruit.lst > fruit.sorted`\nUseful checks: cat fruit.sorted\n"
+        "Recovery strategies: if it is empty, run the command again.\nPitfalls: do not change fruit.lst.",
         "Store the sorted words of fruit.lst in fruit.sorted.",
         "sort fruit.lst > fruit.sorted",
     ),
@@ -54,8 +55,8 @@ _GUIDED_EXAMPLES = (
         "ln letters.tar mail.tar",
     ),
     (
-        "Target end state: stock.lst has a last line oats.\nMilestones: echo oats >> stock.lst\nUseful checks: echo oats > stock.lst\n"
-        "Recovery strategies: echo oats is not valid.\nPitfalls: do not lose the other lines.",
+        "Target end state: stock.lst has a last line oats.\nMilestones: echo oats >> stock.lst\n"
+        "Useful checks: echo oats > stock.lst\nRecovery strategies: echo oats is not valid.\nPitfalls: do not lose lines.",
         "Add the line oats to the end of stock.lst.",
         "echo oats >> stock.lst",
     ),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from termrsi.algo import batch as batching
 from termrsi.algo import loss as losses
@@ -153,12 +153,12 @@ class CriticModel:
         return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, values)
 
 
-def keep_layers(body: nn.Module, layers: int, where: str) -> None:
+def keep_layers(body: PreTrainedModel, layers: int, where: str) -> None:
     """Cut a decoder off behind its first `layers` blocks; its final norm stays. Raises ConfigError if it has fewer."""
-    config = body.config.get_text_config()
-    if not isinstance(getattr(body, "layers", None), nn.ModuleList) or not 1 <= layers <= len(body.layers):
+    config, blocks = body.config.get_text_config(), getattr(body, "layers", None)
+    if not isinstance(blocks, nn.ModuleList) or not 1 <= layers <= len(blocks):
         raise ConfigError(f"critic_layers={layers}", where, f"valid: 0 (all) to {config.num_hidden_layers}")
-    body.layers = body.layers[:layers]
+    body.layers = blocks[:layers]
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]

@@ -25,12 +25,19 @@ def hidden_before(body: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return states[mask[:, 1:]]
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, temperature: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities `[K]` of `targets` `[K]` and entropies `[K]` (detached), float32.
 
-    `hidden` `[K, H]`, head `weight` `[V, H]` and `bias` `[V]` of any float type are computed in float32. Peak: one chunk of
-    logits forward, two backward; the backward pass computes each chunk anew from the kept normalisers.
+    `hidden` `[K, H]`, head `weight` `[V, H]` and `bias` `[V]` of any float type are computed in float32. `temperature` `[K]`
+    divides the logits; it takes a head without bias (ValueError otherwise). Peak: one chunk of logits forward, two backward;
+    the backward pass computes each chunk anew from the kept normalisers.
     """
+    if temperature is not None:
+        if bias is not None:
+            raise ValueError("a temperature other than 1 takes a head without bias")
+        hidden = hidden.float() / temperature.unsqueeze(1)
     return _ChunkedLogprobs.apply(hidden, weight, bias, targets)  # pyright: ignore[reportReturnType]: apply is untyped
 
 

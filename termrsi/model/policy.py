@@ -126,6 +126,8 @@ class PolicyModel:
 
         `anchor`: "old" takes each sample's `old_logp`, "sampler" (always so in `dppo`) its `sampler_logp`, "current" the
         present weights themselves (first update on a batch: saves the forward pass of `logp`, and the ratio is 1).
+        Samples whose advantages are all 0 count in the denominator and cost nothing: their gradient is 0 in every kind of loss.
+        Without any other there is no step, and `tokens` is 0.
         Raises ConfigError on an unknown key, ValueError if a sample lacks a list that the loss needs.
         """
         options = _loss_options(loss)
@@ -142,6 +144,10 @@ class PolicyModel:
         by_rollout = kind in losses.ROLLOUT_KINDS
         count = batching.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
         of_rollout = batching.rollout_tokens(samples) if by_rollout else []
+        told = [i for i, sample in enumerate(samples) if any(sample.advantages) or len(sample.advantages) != len(sample.ids)]
+        if not told:
+            return UpdateMetrics(0.0, 0.0, 0, 0.0)
+        of_rollout, samples = [of_rollout[i] for i in told] if by_rollout else [], [samples[i] for i in told]
         seen = _Seen()
 
         def one(micro: batching.MicroBatch) -> Tensor:
@@ -179,9 +185,12 @@ class PolicyModel:
         return batching.micro_batches(samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device)
 
     def _forward(self, micro: batching.MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`."""
+        """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`, at each row's temperature."""
         hidden = hidden_before(self._module.base_model, micro.ids, micro.mask)
-        logp, entropy = token_logprobs(hidden, self._head.weight, micro.ids[micro.mask], self._head.bias)
+        temperature = None
+        if bool((micro.temperatures != 1.0).any()):
+            temperature = micro.temperatures.unsqueeze(1).expand(micro.mask.shape)[micro.mask]
+        logp, entropy = token_logprobs(hidden, self._head.weight, micro.ids[micro.mask], self._head.bias, temperature)
         return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, logp), entropy
 
     def _learn(

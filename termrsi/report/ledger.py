@@ -50,12 +50,16 @@ def result(entry: Entry) -> str:
     s = entry.summary
     if entry.kind == "evaluate":
         text = f"{_percent(s['mean_at_k'])} [{_percent(s['mean_low'])}, {_percent(s['mean_high'])}] Mean@{s['k']}"
-        text += f", {_percent(s['pass_at_k'])} pass@{s['k']}, progress {_percent(s['progress'])}"
+        text += f", {_percent(s['pass_at_k'])} [{_percent(s['pass_low'])}, {_percent(s['pass_high'])}] pass@{s['k']}"
+        text += f", progress {_percent(s['progress'])}"
         if "gain" in s:
             text += f"; {_percent(s['baseline_mean'])} -> {_percent(s['mean_at_k'])}, gain {_points(s['gain'])} "
             text += f"[{_points(s['gain_low'])}, {_points(s['gain_high'])}]"
         return text
-    return ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in s.items())
+    moved = [name.removesuffix("_before") for name in s if name.endswith("_before") and name.replace("_before", "_after") in s]
+    cells = [f"{name} {_percent(s[f'{name}_before'])} -> {_percent(s[f'{name}_after'])}" for name in moved]
+    told = {f"{name}_{end}" for name in moved for end in ("before", "after")}
+    return ", ".join([*cells, *(f"{name.replace('_', ' ')} {_short(value)}" for name, value in s.items() if name not in told)])
 
 
 def write(run_dir: Path, entries: Sequence[Entry]) -> None:

@@ -126,7 +126,7 @@ class FamilyScale:
         pool = list(tasks)
         by_family: dict[str, list[float]] = {}
         for task in pool:
-            if (worth := _earnable(task)) > 0.0:
+            if (worth := earnable(task)) > 0.0:
                 by_family.setdefault(task.family, []).append(worth)
         if not by_family:
             raise TaskError("no task has a check that an empty submission fails", "reward scale")
@@ -143,7 +143,7 @@ class FamilyScale:
 
         Ids that are no check of the task are ignored. Raises TaskError if the task has nothing to earn.
         """
-        if _earnable(task) <= 0.0:
+        if earnable(task) <= 0.0:
             raise TaskError("nothing to earn: use strict success alone", task.id)
         got = set(passed)
         earned = math.fsum(weight for check, weight in _open_checks(task).items() if check in got)
@@ -174,7 +174,7 @@ class FamilyScale:
 
 def verdict_progress(scale: FamilyScale, task: CheckedTask, verdict: Verdict) -> float:
     """Progress of one verdict; strict success stands in where there is no report, or nothing to earn (as T1 does)."""
-    if not (verdict.passed or verdict.failed or verdict.skipped) or _earnable(task) <= 0.0:
+    if not (verdict.passed or verdict.failed or verdict.skipped) or earnable(task) <= 0.0:
         return 1.0 if verdict.strict else 0.0
     return scale.progress(task, verdict.passed)
 
@@ -200,7 +200,8 @@ def _open_checks(task: CheckedTask) -> dict[str, float]:
     return weights
 
 
-def _earnable(task: CheckedTask) -> float:
+def earnable(task: CheckedTask) -> float:
+    """C_i: the weight of all checks that an empty submission fails."""
     return math.fsum(_open_checks(task).values())
 
 

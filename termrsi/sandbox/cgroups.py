@@ -41,6 +41,12 @@ def create(label: str, *, memory_mb: int, pids: int, cpus: float | None) -> list
     return made
 
 
+def limited(groups: list[Path]) -> set[str]:
+    """Which of "memory" and "pids" these groups hold down: a hierarchy may lack a controller."""
+    files = {"memory": ("memory.max", "memory.limit_in_bytes"), "pids": ("pids.max",)}
+    return {name for name, names in files.items() if any((group / file).exists() for group in groups for file in names)}
+
+
 def remove(groups: list[Path]) -> bool:
     """Whether all are gone."""
     for group in groups:

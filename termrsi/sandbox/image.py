@@ -6,6 +6,7 @@ There is no network in a build. What is not in the subset of `dockerfile.py` is 
 """
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -45,12 +46,18 @@ class Image:
 async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_dir: Path | str | None = None) -> Image:
     """The image of a task, from the cache if it was built before. Without a Dockerfile: the host's programs and no layer.
 
+    Every `FROM` stands for the host's programs: what the named image would bring besides is not there.
+
     Builds of one image at the same time, in this process or another, wait for the first. Raises TaskError for what the
     Dockerfile asks (file:line), SandboxError if the machine could not build.
     """
     context = Path(environment.context)
     path = context / "Dockerfile"
     if not environment.context or not path.is_file():
+        if environment.docker_image:
+            raise TaskError(
+                f"needs the image {environment.docker_image}, which the local backend cannot fetch", environment.context
+            )
         return Image(workdir=environment.workdir or "", digest="")
     steps = dockerfile.parse(path)
     key = await asyncio.to_thread(_key, path, context)
@@ -85,16 +92,31 @@ async def _lock(path: Path) -> int:
         else:
             locked.set_result(fd)
 
+    def fail(error: OSError) -> None:
+        if not locked.done():
+            locked.set_exception(SandboxError(f"the image lock: {error}", str(path)))
+
     def wait() -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = -1
         try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
             loop.call_soon_threadsafe(deliver, fd)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(fail, error)
         except RuntimeError:  # the loop has been closed meanwhile
             os.close(fd)
 
     threading.Thread(target=wait, name="image-lock", daemon=True).start()
-    return await locked
+    try:
+        return await locked
+    except asyncio.CancelledError:
+        if locked.done() and not locked.cancelled() and locked.exception() is None:  # delivered in the moment of the cancellation
+            os.close(locked.result())
+        raise
 
 
 def _key(path: Path, context: Path) -> str:

@@ -96,26 +96,37 @@ def helper(sock: socket.socket) -> None:
     check(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")  # process 1 of a sandbox is a grandchild
     wake = wake_on_child()
     cgroups: set[str] = set()  # removed by the owner; by us if it was killed
-    serving, busy = True, False
+    serving = owner = True
+    busy = False
     while serving or busy:
         ready, _, _ = select.select([wake, sock] if serving else [wake], [], [], None if busy or not serving else LINGER_S)
-        if not ready:
-            break
         drain(wake)
-        if sock in ready:
-            try:
-                request, fds = receive(sock)
-            except ConnectionResetError:
-                request, fds = None, []
-            if request is None:
-                serving = False
-            else:
-                cgroups = {path for path in cgroups if os.path.exists(path)} | set(request["cgroups"])
-                launch(request, fds[0], wake, sock)
+        if not ready:
+            # From here on requests fail on the owner's side, and it starts another helper; what came before is still read.
+            sock.shutdown(socket.SHUT_RD)
+            while serve_one(sock, wake, cgroups):
+                pass
+            serving = False
+        elif sock in ready:
+            serving = owner = serve_one(sock, wake, cgroups)
         busy = reap_helper()
-    for path in () if serving else cgroups:
+    for path in () if owner else cgroups:
         with contextlib.suppress(OSError):
             os.rmdir(path)
+
+
+def serve_one(sock: socket.socket, wake: int, cgroups: set[str]) -> bool:
+    """Starts the sandbox that the next message asks for; False at the end of the stream."""
+    try:
+        request, fds = receive(sock)
+    except ConnectionResetError:
+        return False
+    if request is None:
+        return False
+    cgroups.intersection_update([path for path in cgroups if os.path.exists(path)])
+    cgroups.update(request["cgroups"])
+    launch(request, fds[0], wake, sock)
+    return True
 
 
 def reap_helper() -> bool:
@@ -130,7 +141,13 @@ def reap_helper() -> bool:
 
 def launch(request: Request, control_fd: int, wake: int, sock: socket.socket) -> None:
     """Forks what becomes a new sandbox, and does not wait: several are made at the same time."""
-    if os.fork() == 0:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        with socket.socket(fileno=control_fd) as control:
+            send(control, {"error": f"fork: {error}"})
+        return
+    if pid == 0:
         status = 1
         try:
             sock.close()
@@ -275,8 +292,10 @@ def limit_resources(request: Request) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     soft = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
-    if not request["cgroups"]:
+    limited = request["limited"]  # by a control group; where one is missing, the next best
+    if "pids" not in limited:
         resource.setrlimit(resource.RLIMIT_NPROC, (request["pids"], request["pids"]))
+    if "memory" not in limited:
         limit = request["memory_mb"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with contextlib.suppress(OSError):  # lowering it takes a capability of the host
@@ -302,6 +321,7 @@ class First:
     """Serves the control socket: starts shells, ends processes, reaps. One request, one reply; `exit` comes unasked."""
 
     def __init__(self, control: socket.socket) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let the agent end process 1
         self.control = control
         self.wake = wake_on_child()
         self.shell = 0
@@ -317,8 +337,7 @@ class First:
                 request, fds = receive(self.control)
                 if request is None:
                     return
-                reply = getattr(self, "do_" + request["op"])(request, fds)
-                send(self.control, reply)
+                send(self.control, getattr(self, "do_" + request["op"])(request, fds))
             self.report_exit()
 
     def reap(self) -> None:
@@ -337,7 +356,11 @@ class First:
 
     def do_shell(self, request: Request, fds: list[int]) -> Reply:
         """Starts a shell on the descriptors given: `numbers[i]` in the shell is `fds[i]`; standard input is /dev/null."""
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # the agent's processes fill the limit: it is their end, not the sandbox's
+            self.kill_until_gone(lambda: [p for p, _, _ in processes() if p != 1], 5.0)
+            pid = os.fork()
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from termrsi.errors import SandboxError
 
 MESSAGE_BYTES = 1 << 17
+ANSWER_S = 60.0  # the longest request kills for 5 s
 CREDENTIALS = struct.Struct("iii")
 
 
@@ -66,7 +67,11 @@ class Launcher:
                 if self._sock is None or self._has_ended(self._sock):
                     self._start()
                 assert self._sock is not None
-                send(self._sock, request, [theirs.fileno()])
+                try:
+                    send(self._sock, request, [theirs.fileno()])
+                except BrokenPipeError:  # the helper had been idle, and stopped listening at this moment
+                    self._start()
+                    send(self._sock, request, [theirs.fileno()])
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()
             raise SandboxError(f"the helper process could not be reached: {error}", "sandbox.local") from error
@@ -139,7 +144,14 @@ class Control:
         message, fds = await asyncio.shield(self._opening)
         if "ready" not in message:
             raise SandboxError(f"could not be built: {message.get('error', 'no reason given')}", "sandbox.local")
-        return fds[0], fds[1], os.pidfd_open(int(str(message["sender_pid"])))
+        if len(fds) < 2:  # descriptors are dropped, not refused, where this process has reached its limit
+            self._close_all(fds)
+            raise SandboxError("too many open files in this process", "sandbox.local", "raise `ulimit -n`")
+        try:
+            return fds[0], fds[1], os.pidfd_open(int(str(message["sender_pid"])))
+        except OSError as error:
+            self._close_all(fds)
+            raise SandboxError(f"process 1 cannot be watched: {error}", "sandbox.local") from error
 
     async def request(self, op: str, fds: Sequence[int] = (), **arguments: object) -> dict[str, object]:
         if self.lost:
@@ -149,7 +161,16 @@ class Control:
         except OSError as error:
             self._end()
             raise SandboxError("process 1 has ended", "sandbox.local") from error
-        return (await self._expect())[0]
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return (await self._expect())[0]
+        except TimeoutError as error:
+            raise SandboxError(f"process 1 did not answer {op!r} within {ANSWER_S:.0f} s", "sandbox.local") from error
+
+    @staticmethod
+    def _close_all(fds: Sequence[int]) -> None:
+        for fd in fds:
+            os.close(fd)
 
     def _expect(self) -> "asyncio.Future[tuple[dict[str, object], list[int]]]":
         waiter: asyncio.Future[tuple[dict[str, object], list[int]]] = self._loop.create_future()

@@ -8,6 +8,7 @@ last process, however that ends. It counts as memory: the memory group allows `m
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from termrsi.sandbox.shell import Shell
 
 T = TypeVar("T")
 CLOSE_S = 5.0
+KILLED_S = 60.0  # a killed process ends within this, or the machine is broken
+LOG = logging.getLogger(__name__)
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -87,6 +90,7 @@ class LocalSandbox:
         self._threads: set[asyncio.Future[Any]] = set()  # Any: only waited for
         self._restored_state = b""
         self._closed = False
+        self._closing: asyncio.Future[None] | None = None
 
     @property
     def id(self) -> str:
@@ -170,10 +174,16 @@ class LocalSandbox:
         return count
 
     async def close(self) -> None:
-        """Ends everything; waits for process 1 and with it every other process and mount of the sandbox."""
-        if self._closed:
-            return
+        """Ends everything; waits for process 1 and with it every other process and mount of the sandbox.
+
+        Whoever calls it waits for the same end; a caller that is cancelled does not stop it.
+        """
         self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._shell is not None:
             self._shell.close()
         # A cancelled caller's thread works on: it may still make a group, or hold a descriptor that is closed next.
@@ -231,6 +241,7 @@ class LocalSandbox:
             ],
             "overlay_options": "" if os.geteuid() == 0 else ",userxattr",
             "cgroups": [str(group) for group in self._groups],
+            "limited": sorted(cgroups.limited(self._groups)),
             "disk_mb": options.disk_mb,
             "memory_mb": options.memory_mb,
             "pids": options.pids,
@@ -314,12 +325,13 @@ async def _ended(process_fd: int) -> None:
     done = loop.create_future()
     loop.add_reader(process_fd, lambda: done.done() or done.set_result(None))
     try:
-        async with asyncio.timeout(CLOSE_S):
-            await done
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process_fd, signal.SIGKILL)
-        await done
+        # asyncio.wait leaves the future as it is when the time is over; a time-out around it would cancel it for the next wait.
+        for limit_s in (CLOSE_S, KILLED_S):
+            if (await asyncio.wait([done], timeout=limit_s))[0]:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+        LOG.error("a sandbox's process 1 has not ended %.0f s after its SIGKILL: it is left to the kernel", KILLED_S)
     finally:
         loop.remove_reader(process_fd)
 

@@ -30,8 +30,9 @@ class _Request:
 class LocalPool:
     """Leases at most `size` sandboxes at a time. One event loop owns it; `close` ends everything.
 
-    Memory, CPUs and disk come from the task's environment, else from these defaults. A lease longer than `lease_limit_s` is
-    logged with its task and closed: its holder then meets SandboxError.
+    A task's environment may ask for memory and disk up to these limits, and for CPUs; for the network only where `network` is
+    set: the local backend has the host's or none. A lease longer than `lease_limit_s` is logged with its task and closed: its
+    holder then meets SandboxError.
     """
 
     size: int
@@ -42,6 +43,7 @@ class LocalPool:
     disk_mb: int = 1024
     pids: int = 256
     cpus: float | None = None
+    network: bool = False
     lease_limit_s: float = 7200.0
     start_limit_s: float = 900.0  # image build included
     tick_s: float = 5.0
@@ -119,14 +121,21 @@ class LocalPool:
             sandbox = request.sandbox = LocalSandbox(await self._options(request))
             await sandbox.start()
         except (SandboxError, TaskError) as error:
-            if not request.granted.done():
-                request.granted.set_exception(error)
-            self._do(self._pool.release(number, "could not start", time.monotonic()))
+            self._refuse(number, request, error)
+            return
+        except Exception as error:  # of whatever kind: the place is free again, and the requester hears why
+            LOG.exception("a sandbox for %s could not start", request.task.id)
+            self._refuse(number, request, SandboxError(f"could not start: {type(error).__name__}: {error}", request.task.id))
             return
         if request.granted.done():  # cancelled meanwhile
             self._withdraw(number, "its requester gave up")
         else:
             self._do(self._pool.started(number, time.monotonic()))
+
+    def _refuse(self, number: int, request: _Request, error: Exception) -> None:
+        if not request.granted.done():
+            request.granted.set_exception(error)
+        self._do(self._pool.release(number, "could not start", time.monotonic()))
 
     async def _options(self, request: _Request) -> LocalOptions:
         environment = request.task.environment
@@ -136,11 +145,11 @@ class LocalPool:
             snapshot=request.snapshot,
             env=environment.env,
             workdir=environment.workdir,
-            memory_mb=environment.memory_mb or self.memory_mb,
-            disk_mb=environment.storage_mb or self.disk_mb,
+            memory_mb=min(environment.memory_mb or self.memory_mb, self.memory_mb),
+            disk_mb=min(environment.storage_mb or self.disk_mb, self.disk_mb),
             pids=self.pids,
             cpus=environment.cpus or self.cpus,
-            network=environment.network,
+            network=environment.network and self.network,
             state_dir=layers.state_dir(self.state_dir),
             output_limit_bytes=self.output_limit_bytes,
             owner=self.owner,
@@ -152,11 +161,13 @@ class LocalPool:
             await asyncio.gather(request.starting, return_exceptions=True)
         if not request.granted.done():
             request.granted.set_exception(SandboxError(reason, request.task.id))
-        if request.sandbox is not None:
-            self._ids.pop(request.sandbox.id, None)
-            await request.sandbox.close()
-        self._requests.pop(number, None)
-        self._do(self._pool.closed(number, time.monotonic()))
+        try:
+            if request.sandbox is not None:
+                self._ids.pop(request.sandbox.id, None)
+                await request.sandbox.close()
+        finally:  # whatever went wrong: a place that is never free again would keep the next lease waiting for ever
+            self._requests.pop(number, None)
+            self._do(self._pool.closed(number, time.monotonic()))
 
     def _withdraw(self, number: int, reason: str) -> None:
         commands = self._pool.release(number, reason, time.monotonic())

@@ -26,6 +26,7 @@ SCRIPT_FD, MAILBOX_FD, REPORT_FD, LIBRARY_FD = 200, 201, 202, 203
 READ_BYTES = 1 << 18
 PIPE_BYTES = 1 << 18
 UNWIND_SIGNAL, EXIT_SIGNAL = 57, 58  # SIGRTMAX-7 and -6: no program uses them
+START_S = 60.0  # a bash on a loaded machine answers within this, or never
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 # The names the shell sets itself, or that describe this one process: not part of the state.
@@ -150,6 +151,7 @@ class Shell:
         self._collector = Collector(output_limit_bytes)
         self._lost = ""
         self._closed = False
+        self._dead = False  # bash has ended, and none was started in its place
 
     async def start(self, state: bytes = b"") -> None:
         """A bash that answers, with `state` (from `dump`) restored. Raises SandboxError."""
@@ -167,6 +169,7 @@ class Shell:
         fds = [output_w, output_w, script_r, self._mailbox, report_w, self._library]
         argv = ["bash", "--norc", "--noprofile", f"/proc/self/fd/{SCRIPT_FD}"]
         self._done = self._loop.create_future()
+        self._dead = False
         try:
             await self._host.start_shell(argv, self._env, self._cwd, numbers, fds)
         finally:
@@ -174,14 +177,18 @@ class Shell:
                 os.close(fd)
         self._post(state)
         self._write(PROLOGUE + (RESTORE if state else ""))
-        _, ended = await self._done
+        try:
+            async with asyncio.timeout(START_S):
+                _, ended = await self._done
+        except TimeoutError as error:
+            raise SandboxError(f"bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
         if ended:
             raise SandboxError("bash ended at once", "sandbox.shell", "bash must be at /bin/bash")
 
     async def run(self, command: str, timeout_s: float | None) -> CommandResult:
         """One command. Output of background jobs since the last one comes first."""
         async with self._lock:
-            self._check()
+            await self._revive()
             started = time.perf_counter()
             last_pid = self._last_pid  # of before: the report that follows an interrupted command brings a later one
             tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S) + 1
@@ -219,7 +226,7 @@ class Shell:
     async def dump(self, timeout_s: float = 5.0) -> bytes:
         """The shell's state as a script: directory, umask, options, variables, functions, aliases. b"" if it cannot say."""
         async with self._lock:
-            self._check()
+            await self._revive()
             self._done = self._loop.create_future()
             self._post(b"")
             self._write(DUMP)
@@ -237,7 +244,8 @@ class Shell:
             await self.start(state)
 
     def ended(self, status: int) -> None:
-        """The host tells that bash has ended."""
+        """The host tells that bash has ended: in a command, or between two (the memory limit, a `kill` left in the background)."""
+        self._dead = True
         if self._done is not None and not self._done.done():
             self._done.set_result((status, True))
 
@@ -292,6 +300,11 @@ class Shell:
         if text.startswith(b"#state\n") and text.endswith(b"#end\n"):
             return text
         return b""
+
+    async def _revive(self) -> None:
+        self._check()
+        if self._dead:
+            await self.start(self._state_left())
 
     def _check(self) -> None:
         if self._lost:

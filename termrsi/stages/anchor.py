@@ -23,9 +23,14 @@ async def anchored(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: P
     return [replace(s, old_logp=tuple(o)) for s, o in zip(samples, old, strict=True)]
 
 
-def loss_arguments(kind: Loss, optim: PolicyOptimConfig) -> dict[str, object]:
-    """Arguments of `ports.Policy.update`; a cap of 0 leaves the sampler correction out."""
+def loss_arguments(kind: Loss, optim: PolicyOptimConfig, max_tokens: int) -> dict[str, object]:
+    """Arguments of `ports.Policy.update`; a cap of 0 leaves the sampler correction out.
+
+    `max_tokens`: the most action tokens that a rollout can have, the constant length of Dr. GRPO.
+    """
     arguments: dict[str, object] = {"kind": kind.value, "clip_low": optim.clip_low, "clip_high": optim.clip_high}
+    if kind is Loss.dr_grpo:
+        arguments["max_tokens"] = max_tokens
     anchor = anchor_of(kind, optim)
     if anchor == "sampler":  # the ratio itself is against the sampler: a second correction would count twice
         return arguments

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from termrsi.config.schema import Config, RewardConfig
+from termrsi.config.schema import Config, Reward, RewardConfig
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
 from termrsi.reward.checks import TaskChecks
-from termrsi.reward.shaping import FamilyScale, shape
+from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
 
 Log = Callable[[str, dict[str, float]], None]
 
@@ -95,10 +95,20 @@ class Context:
     def limits(self) -> Limits:
         return Limits(**asdict(self.config.limits))
 
-    def scale(self, reward: RewardConfig) -> FamilyScale:
-        """The calibration of this run's train pool; fitted on the same tasks in every stage, so the same in every stage."""
+    def max_action_tokens(self) -> int:
+        """The most tokens that the policy can sample in one episode."""
+        return self.config.limits.max_turns * self.config.sampling.max_tokens
+
+    def scale(self, reward: RewardConfig) -> FamilyScale | None:
+        """The calibration of this run's train pool; fitted on the same tasks in every stage, so the same in every stage.
+
+        None where no train task has a check that can be earned (no solution, or a verifier without a report): strict success
+        is all that can be told then. A count is against one constant for all tasks (T1), whatever `calibration` says.
+        """
         pool = [self.checks[t.id] for t in self.tasks.train if t.id in self.checks]
-        return FamilyScale.fit(pool, calibration=reward.calibration.value)
+        if not any(earnable(task) for task in pool):
+            return None
+        return FamilyScale.fit(pool, calibration="global" if reward.kind is Reward.count else reward.calibration.value)
 
     async def episodes(
         self,
@@ -152,9 +162,10 @@ class Rewarder:
 
     def progress(self, scored: ScoredRollout) -> float:
         """In [0, 1]. Without a report per check, strict success is all the progress there is (T1's fallback)."""
-        if scored.verdict.source == "reward" or scored.rollout.task_id not in self._checks:
+        checks = self._checks.get(scored.rollout.task_id)
+        if self._scale is None or checks is None:
             return float(scored.verdict.strict)
-        return self._scale.progress(self._checks[scored.rollout.task_id], scored.verdict.passed)
+        return verdict_progress(self._scale, checks, scored.verdict)
 
     def reward(self, scored: ScoredRollout) -> float:
         c = self._config

@@ -64,7 +64,7 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
         )
     ]
     recovered = await ctx.episodes(teacher, f"{ctx.name}: recovery")
-    await ctx.rollouts.discard([p.snapshot for p in points])
+    await ctx.rollouts.discard([s.rollout.snapshot for s in first if s.rollout.snapshot is not None])
     samples, counts = keep(ctx.chat, {p.id: p for p in usable}, recovered)
     counts |= {"attempts": len(first), "failures": len(failures), "too_long": len(points) - len(usable), "judged": 0}
     ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})

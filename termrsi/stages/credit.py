@@ -10,8 +10,8 @@ from termrsi.config.schema import CreditConfig
 from termrsi.records import Sample, ScoredRollout
 
 
-def samples_of(scored: ScoredRollout) -> list[Sample]:
-    """One sample per chunk, with the sampler's log-probabilities laid on the tokens."""
+def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
+    """One sample per chunk, with the sampler's log-probabilities laid on the tokens; `temperature`: the sampler's."""
     made = []
     for number, chunk in enumerate(scored.rollout.chunks):
         logprobs = iter(chunk.logprobs)
@@ -24,6 +24,7 @@ def samples_of(scored: ScoredRollout) -> list[Sample]:
                 rollout_id=scored.rollout.id if len(scored.rollout.chunks) == 1 else f"{scored.rollout.id}#{number}",
                 group_id=scored.rollout.group_id,
                 sampler_logp=on_tokens,
+                temperature=temperature,
             )
         )
     return made
@@ -50,6 +51,25 @@ def with_values(
         made.append(replace(sample, returns=tuple(returns.tolist()), old_values=tuple(float(v) for v in value)))
     final = advantage.whiten(raw, masks) if c.whiten else raw
     return [replace(s, advantages=tuple(float(x) for x in a)) for s, a in zip(made, final, strict=True)]
+
+
+def with_contrast(samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
+    """The samples of groups in which rewards differ, advantages whitened anew over them.
+
+    Of a task that always or never works a perfect critic would leave no advantage; what a poor one leaves is its own error.
+    Tmax's active sampling (arXiv 2606.23321) does this for groups without a critic; for one with a critic it is ours.
+    """
+    seen: dict[str, set[float]] = {}
+    for sample, reward in zip(samples, rewards, strict=True):
+        seen.setdefault(sample.group_id, set()).add(reward)
+    told = [s for s in samples if len(seen[s.group_id]) > 1]
+    if not told:
+        return []
+    raw = [np.asarray(s.advantages) for s in told]
+    return [
+        replace(s, advantages=tuple(float(x) for x in a))
+        for s, a in zip(told, advantage.whiten(raw, [np.asarray(s.mask) for s in told]), strict=True)
+    ]
 
 
 def explained(samples: Sequence[Sample]) -> tuple[float | None, float | None]:

@@ -27,19 +27,22 @@ async def run(ctx: Context, config: EvaluateConfig) -> StageResult:
 
 
 def summarise(scores: dict[str, dict], k: int, *, seed: int) -> dict[str, float | int | str | None]:
-    """Mean@k, pass@k and mean progress, the first with a 95 % interval over tasks."""
+    """Mean@k, pass@k and mean progress, the first two with 95 % intervals over tasks."""
     if not scores:
         raise StageError("no task could be scored", "evaluate", "see the dropped episodes in rollouts.jsonl")
     passes = [s["strict"] for s in scores.values()]
     progress = [sum(s["progress"]) / len(s["progress"]) for s in scores.values()]
     mean = metrics.bootstrap_interval(passes, seed=seed)
+    at_k = metrics.bootstrap_interval([[metrics.pass_at_k(len(p), sum(p), min(k, len(p)))] for p in passes], seed=seed)
     return {
         "tasks": len(scores),
         "k": k,
         "mean_at_k": mean.estimate,
         "mean_low": mean.low,
         "mean_high": mean.high,
-        "pass_at_k": sum(metrics.pass_at_k(len(p), sum(p), min(k, len(p))) for p in passes) / len(passes),
+        "pass_at_k": at_k.estimate,
+        "pass_low": at_k.low,
+        "pass_high": at_k.high,
         "progress": sum(progress) / len(progress),
     }
 

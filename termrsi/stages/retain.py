@@ -37,10 +37,11 @@ def decide(incumbent: Candidate, candidate: Candidate, config: RetentionConfig) 
     return True, f"mean {candidate.mean:.3f} exceeds {incumbent.mean:.3f} of step {incumbent.step}"
 
 
-async def measure(ctx: Context, step: int, k: int) -> Candidate:
+async def measure(ctx: Context, step: int, config: RetentionConfig) -> Candidate:
     """Validation scores of the weights that the generator serves now. Seeds do not depend on the step: differences are paired."""
     tasks = ctx.tasks.validation
-    scores = await score(ctx, tasks, EvaluateConfig(k=k), label=f"{ctx.name}/validation", file=f"validation_{step}.jsonl")
+    sampling = EvaluateConfig(k=config.k, temperature=config.temperature, top_p=config.top_p)
+    scores = await score(ctx, tasks, sampling, label=f"{ctx.name}/validation", file=f"validation_{step}.jsonl")
     levels = {task.id: f"level-{task.level}" for task in tasks}
     suites: dict[str, list[float]] = {}
     for task_id, entry in scores.items():
@@ -56,6 +57,7 @@ class Keeper:
     def __init__(self, ctx: Context, config: RetentionConfig, start: Candidate) -> None:
         self._ctx = ctx
         self._config = config
+        self.before = start.mean
         self.best = start
         self.log: list[dict[str, object]] = [{"step": start.step, "mean": start.mean, "suites": start.suites, "why": "start"}]
 

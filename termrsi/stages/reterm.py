@@ -27,7 +27,7 @@ async def run(ctx: Context, config: RetermConfig) -> StageResult:
         raise StageError("no recovery queue", ctx.name)
     await ctx.rollouts.discard([p.snapshot for p in await ctx.queue.reset(config.capacity)])
     loop = _Loop(ctx, config)
-    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention.k))
+    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention))
     await keeper.start()
     try:
         async with loop.sampler() as sampler:
@@ -36,7 +36,7 @@ async def run(ctx: Context, config: RetermConfig) -> StageResult:
                 await loop.step(step, batch)
                 await sampler.trained()
                 if step % config.retention.every == 0 or step == config.steps:
-                    await keeper.offer(await retain.measure(ctx, step, config.retention.k))
+                    await keeper.offer(await retain.measure(ctx, step, config.retention))
     finally:
         await loop.discard_points()
     write_json(ctx.out / "retention.json", keeper.log)
@@ -45,6 +45,7 @@ async def run(ctx: Context, config: RetermConfig) -> StageResult:
     summary: dict[str, float | int | str | None] = {
         "steps": config.steps,
         "retained_step": keeper.best.step,
+        "validation_before": keeper.before,
         "validation_after": keeper.best.mean,
         "original_first": loop.log[0]["original"],
         "original_last": loop.log[-1]["original"],
@@ -77,7 +78,7 @@ class _Loop:
         tasks = self._stream.take(config.original_groups)
         points = await ctx.queue.take(config.recovery_groups)
         self._drawn[step] = (tasks, points)  # a lost step ends the run, so slots and steps count alike
-        original = specs_of(ctx, tasks, step, config.group_size, config.optim, keep_snapshot=True)
+        original = specs_of(ctx, tasks, step, config.group_size, config.optim.temperature, keep_snapshot=True)
         return [*original, *(spec for point in points for spec in self._recovery(point, step))]
 
     async def step(self, step: int, batch: FinishedGroup) -> None:
@@ -108,11 +109,11 @@ class _Loop:
 
     async def _learn(self, scored: list[ScoredRollout], step: int) -> None:
         ctx, optim = self._ctx, self._config.optim
-        pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
+        pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, optim.temperature)[-1:]]
         batch = credit.group_advantages([p[0] for p in pairs], [p[1] for p in pairs])
         batch = await anchored(ctx, batch, self._config.loss, optim)
         random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(batch)
-        loss = loss_arguments(self._config.loss, optim)
+        loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
         size = -(-len(batch) // optim.minibatches)
         for start in range(0, len(batch), size):
             part: list[Sample] = batch[start : start + size]

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-from termrsi.config.schema import PolicyOptimConfig
 from termrsi.harness.group import task_group
 from termrsi.records import EpisodeSpec, TaskSpec
 from termrsi.stages.base import Context
@@ -36,7 +35,7 @@ class TaskStream:
 
 
 def specs_of(
-    ctx: Context, tasks: list[TaskSpec], step: int, samples: int, optim: PolicyOptimConfig, *, keep_snapshot: bool = False
+    ctx: Context, tasks: list[TaskSpec], step: int, samples: int, temperature: float, *, keep_snapshot: bool = False
 ) -> list[EpisodeSpec]:
     """Groups of `samples` episodes; a task that the step holds twice makes two groups, with ids and seeds of their own."""
     seen: Counter[str] = Counter()
@@ -52,7 +51,7 @@ def specs_of(
             samples,
             label=label,
             harness=HARNESS,
-            sampling=ctx.sampling(optim.temperature),
+            sampling=ctx.sampling(temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,
             keep_snapshot=keep_snapshot,

@@ -30,7 +30,7 @@ async def run(ctx: Context, config: RprConfig) -> StageResult:
     if ctx.critic is None:
         raise StageError("no critic host", ctx.name)
     phase = _Phase(ctx, config, ctx.critic)
-    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention.k))
+    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention))
     await keeper.start()
     async with phase.sampler() as sampler:
         for step in range(1, config.steps + 1):
@@ -38,14 +38,13 @@ async def run(ctx: Context, config: RprConfig) -> StageResult:
             await phase.step(step, groups)
             await sampler.trained()
             if step % config.retention.every == 0 or step == config.steps:
-                await keeper.offer(await retain.measure(ctx, step, config.retention.k))
+                await keeper.offer(await retain.measure(ctx, step, config.retention))
     write_json(ctx.out / "retention.json", keeper.log)
-    start = keeper.log[0]["mean"]
     verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
     summary: dict[str, float | int | str | None] = {
         "steps": config.steps,
         "retained_step": keeper.best.step,
-        "validation_before": start if isinstance(start, float) else None,
+        "validation_before": keeper.before,
         "validation_after": keeper.best.mean,
         "reward_first": phase.rewards[0],
         "reward_last": phase.rewards[-1],
@@ -84,26 +83,30 @@ class _Phase:
         step, place = divmod(number, config.tasks_per_step)
         if place == 0:
             tasks = self._stream.take(config.tasks_per_step)
-            self._specs = specs_of(self._ctx, tasks, step + 1, config.samples_per_task, config.optim)
+            self._specs = specs_of(self._ctx, tasks, step + 1, config.samples_per_task, config.optim.temperature)
         return self._specs[place * config.samples_per_task : (place + 1) * config.samples_per_task]
 
     async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config
         scored = rollouts_of(groups)
-        pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
+        pairs = [
+            (sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, config.optim.temperature)[-1:]
+        ]
         samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
         if step == 1:
             await self._calibrate(samples, rewards)
-        batch = await self._with_anchors(samples, rewards)
+        batch = credit.with_values(samples, await self._critic.values(samples), rewards, config.credit)
         ev, ev_first = credit.explained(batch)
         critic = await self._critic.update(batch, config.critic_lr, config.value_clip)
         ctx.costs.learn_s += critic.seconds
-        actor = await self._update_actor(batch, step)
+        told = credit.with_contrast(batch, rewards) if config.only_contrast else batch
+        actor = await self._update_actor(await anchored(ctx, told, config.loss, config.optim), step)
         await ctx.sync()
         self.rewards.append(sum(rewards) / len(rewards))
         self.evs.append(ev)
         strict = sum(s.verdict.strict for s in scored) / len(scored)
         report = {"step": step, "reward": self.rewards[-1], "strict": strict, "value_loss": critic.loss, **actor}
+        report["learned_from"] = float(len(told))
         report["staleness"] = sum(g.staleness for g in groups) / len(groups)
         ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
 
@@ -118,17 +121,12 @@ class _Phase:
         if await self._ctx.policy.checksum() != before:
             raise StageError("the actor changed during critic-only updates", self._ctx.name)
 
-    async def _with_anchors(self, samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
-        """Pre-update values and old log-probabilities: the fixed anchors of this step's updates."""
-        batch = credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
-        return await anchored(self._ctx, batch, self._config.loss, self._config.optim)
-
     async def _update_actor(self, batch: list[Sample], step: int) -> dict[str, float]:
         ctx, optim = self._ctx, self._config.optim
         order = batch[:]
         random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(order)
-        size = -(-len(order) // optim.minibatches)
-        loss = loss_arguments(self._config.loss, optim)
+        size = max(1, -(-len(order) // optim.minibatches))
+        loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
         report: dict[str, float] = {}
         for start in range(0, len(order), size):
             metrics = await ctx.policy.update(order[start : start + size], loss, optim.lr)

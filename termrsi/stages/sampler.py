@@ -47,11 +47,13 @@ class Sampler:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # seen: whoever waited for a batch raised it, or another error is on its way
+        self._failed.cancel()
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._failed.cancel()
         await self._ctx.groups.reset(1, 0)
 
     async def batch(self, what: str) -> list[FinishedGroup]:
@@ -85,8 +87,8 @@ class Sampler:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._failed.done():
+        error = StageError("sampling was cancelled", self._ctx.name) if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():  # `__aexit__` has ended the future before it cancels
             self._failed.set_exception(error)
 
     async def _fill(self) -> None:

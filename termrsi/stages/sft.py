@@ -3,16 +3,18 @@
 import json
 import random
 
-from termrsi.config.schema import SftConfig
+from termrsi.config.schema import EvaluateConfig, SftConfig
 from termrsi.errors import StageError
 from termrsi.records import Sample
 from termrsi.stages.base import Context, StageResult
+from termrsi.stages.scoring import score
 
 
 async def run(ctx: Context, config: SftConfig) -> StageResult:
-    """Writes `policy/`. The order of samples is a seeded shuffle per epoch."""
+    """Writes `policy/`. The order of samples is a seeded shuffle per epoch. Validation, if asked for, changes nothing."""
     samples = read(ctx)[: config.max_samples or None]
     steps = config.epochs * -(-len(samples) // config.batch)
+    before = await _validation(ctx, config, "before")
     ctx.progress.begin(f"{ctx.name}: {len(samples)} samples, {steps} steps", steps)
     losses: list[float] = []
     for epoch in range(config.epochs):
@@ -34,7 +36,24 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
         "first_loss": losses[0],
         "last_loss": losses[-1],
     }
+    if before is not None:
+        await ctx.sync()
+        after = await _validation(ctx, config, "after")
+        summary |= {"validation_before": before[0], "validation_after": after[0] if after else None}
+        summary |= {"progress_before": before[1], "progress_after": after[1] if after else None}
     return StageResult({"policy": str(ctx.out / "policy")}, summary)
+
+
+async def _validation(ctx: Context, config: SftConfig, when: str) -> tuple[float, float] | None:
+    """Mean strict success and progress on the validation tasks of the weights that the generator serves; None if not asked for."""
+    if config.validate_k == 0 or not ctx.tasks.validation:
+        return None
+    sampling = EvaluateConfig(k=config.validate_k, temperature=config.validate_temperature, top_p=config.validate_top_p)
+    scores = await score(ctx, ctx.tasks.validation, sampling, label=f"{ctx.name}/validation", file=f"validation_{when}.jsonl")
+    if not scores:
+        return None
+    strict, progress = ([sum(s[key]) / len(s[key]) for s in scores.values()] for key in ("strict", "progress"))
+    return sum(strict) / len(strict), sum(progress) / len(progress)
 
 
 def read(ctx: Context) -> list[Sample]:

@@ -18,9 +18,9 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
     rewarder, stream = Rewarder(ctx, config.reward), TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
     history: list[float | None] = []
     for step in range(config.max_steps):
-        specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.optim)
+        specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.temperature)
         scored = await ctx.episodes(specs, f"{ctx.name}: step {step + 1}/{config.max_steps}")
-        pairs = [(sample, rewarder.reward(s)) for s in scored for sample in credit.samples_of(s)[-1:]]
+        pairs = [(sample, rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, config.temperature)[-1:]]
         if not pairs:
             raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
         samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]

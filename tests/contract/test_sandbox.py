@@ -612,3 +612,51 @@ async def test_an_environment_that_is_too_large(make: Make) -> None:
 async def test_modes_of_the_fresh_directories(box: Sandbox) -> None:
     assert await out(box, "stat -c '%a' /tmp /root /logs/verifier /var/tmp /dev/shm") == "1777\n700\n777\n1777\n1777\n"
     assert stat.S_ISDIR(Path("/tmp").stat().st_mode)
+
+
+# --- what a machine or an agent does between two commands ------------------------------------------------------------
+
+
+async def test_a_shell_that_died_between_two_commands_is_replaced(box: Sandbox) -> None:
+    """By the memory limit, or a job that the agent left: the next command runs, and is not charged with a time-out."""
+    await box.run("cd /tmp; (sleep 0.1; kill -9 $$) &")
+    await asyncio.sleep(0.5)
+    result = await box.run("echo $PWD", 5.0)
+    assert (result.output, result.exit_code, result.timed_out) == ("/tmp\n", 0, False)
+
+
+async def test_a_snapshot_of_a_shell_that_has_died(box: Sandbox) -> None:
+    await box.run("echo kept > /tmp/f; (sleep 0.1; kill -9 $$) &")
+    await asyncio.sleep(0.5)
+    await box.snapshot()
+    assert await out(box, "cat /tmp/f") == "kept\n"
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "KILL", "CHLD"])
+async def test_the_agent_cannot_end_process_1(box: Sandbox, name: str) -> None:
+    await box.run(f"kill -{name} 1", 5.0)
+    assert await out(box, "echo alive") == "alive\n"
+
+
+async def test_every_caller_of_close_waits_for_the_end(make: Make) -> None:
+    """Also one that comes later, and after one that was cancelled: descriptors and groups are given back all the same."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    box = await make()
+    assert isinstance(box, local.LocalSandbox)
+    first = asyncio.ensure_future(box.close())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.gather(box.close(), box.close())
+    assert [group for parent in cgroups.parents() for group in parent.glob(f"{box.id}*")] == []
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # the socket to the helper, if this was the first sandbox
+
+
+async def test_a_process_1_that_dies_slowly_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine it takes longer than the first limit: then it is killed, and waited for again."""
+    monkeypatch.setattr(local, "CLOSE_S", 0.0)
+    for _ in range(3):
+        box = await make()
+        await asyncio.wait_for(box.close(), 20.0)
+        assert isinstance(box, local.LocalSandbox)
+        assert [group for parent in cgroups.parents() for group in parent.glob(f"{box.id}*")] == []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from termrsi.sandbox import cgroups, layers
+
 SMALL = (
     "experiment=reterm",
     "scale=laptop",
@@ -57,32 +59,74 @@ def _alive(pids: set[int]) -> set[int]:
     }
 
 
+def _left_behind() -> set[str]:
+    """What a run makes outside of its directory and the processes below it: sandboxes, their groups and files, weights."""
+    found = {f"group {g}" for parent in cgroups.parents() if parent.is_dir() for g in parent.iterdir() if g.is_dir()}
+    found |= {f"shared {p}" for p in Path("/dev/shm").glob("termrsi-*")}
+    found |= {f"state {p}" for kind in ("layers", "snapshots") for p in (layers.state_dir(None) / kind).glob("*")}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it ended meanwhile
+            continue
+        if "sandbox/init.py" in command or "ray::" in command or "raylet" in command or "gcs_server" in command:
+            found.add(f"process {process.name} {command}")
+    return found
+
+
+def _wait_until_gone(before: set[str], below: set[int], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while (_alive(below) or _left_behind() - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _alive(below)
+    assert not _left_behind() - before
+
+
 @pytest.mark.engine
 @pytest.mark.ray
-def test_one_stage_on_real_parts_then_a_signal(tmp_path: Path) -> None:
+def test_stopped_in_the_middle_of_a_stage_and_resumed(tmp_path: Path) -> None:
+    """SIGTERM while episodes run leaves nothing behind; the same command then goes on, and what was stopped is kept beside."""
+    before = _left_behind()
     run = tmp_path / "run"
     process = _start(run)
-    _, text = process.communicate(timeout=420)
-    assert process.returncode == 0, text
-    entry = json.loads((run / "ledger.json").read_text())[0]
-    assert entry["summary"]["tasks"] == 3
-    assert entry["costs"]["completion_tokens"] > 0
-    assert entry["costs"]["dropped"] == 0
-
-    mounts = Path("/proc/self/mountinfo").read_text()
-    process = _start(tmp_path / "other")
-    rollouts = tmp_path / "other" / "stages" / "base_eval"
+    rollouts = run / "stages" / "base_eval" / "rollouts.jsonl"
     deadline = time.monotonic() + 300
-    while not rollouts.is_dir() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    while not rollouts.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
     below = _descendants(process.pid)
     assert len(below) > 5, "Ray's processes are there"
+    assert _left_behind() - before, "and so are sandboxes: this test would see them"
     process.send_signal(signal.SIGTERM)
     _, text = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, text
-    deadline = time.monotonic() + 20
-    while _alive(below) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not _alive(below), [(Path("/proc") / str(p) / "cmdline").read_text() for p in _alive(below)]
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert not (rollouts / "manifest.json").exists()
+    assert "stopped by SIGTERM" in text
+    _wait_until_gone(before, below, 30.0)  # the helper of the sandboxes lingers for ten seconds
+    assert not (run / "stages" / "base_eval" / "manifest.json").exists()
+
+    process = _start(run)
+    _, text = process.communicate(timeout=420)
+    assert process.returncode == 0, text
+    (entry,) = json.loads((run / "ledger.json").read_text())
+    assert entry["summary"]["tasks"] == 3
+    assert entry["costs"]["completion_tokens"] > 0
+    assert entry["costs"]["dropped"] == 0
+    assert [p.name for p in (run / "stages").iterdir() if p.name != "base_eval"] == ["base_eval.stopped-1"]
+    _wait_until_gone(before, set(), 30.0)
+
+
+@pytest.mark.engine
+@pytest.mark.ray
+def test_stopped_while_the_parts_start(tmp_path: Path) -> None:
+    """Ctrl-C before the engine stands: Ray has handlers of its own then, and ours must be back."""
+    before = _left_behind()
+    process = _start(tmp_path / "run")
+    deadline = time.monotonic() + 120
+    while len(_descendants(process.pid)) < 6 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.0)  # the actors are being made: nothing tells from outside
+    below = _descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # an impatient second one changes nothing
+    _, text = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT, text
+    _wait_until_gone(before, below, 30.0)

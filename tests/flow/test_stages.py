@@ -441,7 +441,7 @@ def test_a_step_has_no_task_twice_and_an_epoch_has_all() -> None:
 def test_a_step_larger_than_the_pool_has_no_episode_twice(bench: Bench) -> None:
     ctx = bench.ctx("rpr")
     tasks = TaskStream(ctx.tasks.train, "seed").take(12)
-    specs = specs_of(ctx, tasks, 1, 2, PolicyOptimConfig())
+    specs = specs_of(ctx, tasks, 1, 2, 1.0)
     assert len({s.id for s in specs}) == len(specs) == 24
 
 
@@ -574,7 +574,7 @@ async def test_reterm_empties_a_queue_that_an_earlier_stage_left(bench: Bench) -
     await reterm.run(bench.ctx("first"), reterm_config(steps=1))
     assert bench.nothing_is_held()
     ctx = bench.ctx("left")
-    spec = specs_of(ctx, ctx.tasks.train[:1], 0, 1, PolicyOptimConfig(), keep_snapshot=True)
+    spec = specs_of(ctx, ctx.tasks.train[:1], 0, 1, 1.0, keep_snapshot=True)
     (failure,) = await ctx.episodes(spec, "left")
     from termrsi.stages.points import point_of
 

@@ -47,7 +47,7 @@ async def sampled(size: int = 6, skill: FakeSkill | None = None, harness: str = 
         TASK, size, label="t", harness=harness, sampling=SamplingParams(), limits=Limits(), seed=0, guidance=guidance
     )
     results = [await made.rollouts.run_one(spec) for spec in specs]
-    return [sample for result in results for sample in samples_of(result)]  # pyright: ignore[reportArgumentType]  # none dropped
+    return [sample for result in results for sample in samples_of(result, 1.0)]  # pyright: ignore[reportArgumentType]  # none dropped
 
 
 # --- tokenizer -----------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ async def test_a_success_is_worth_more_once_it_is_in_sight() -> None:
     results = [await made.rollouts.run_one(spec) for spec in specs]
     critic, batch = FakeCritic(), []
     for result in results:
-        (sample,) = samples_of(result)  # pyright: ignore[reportArgumentType]  # none is dropped
+        (sample,) = samples_of(result, 1.0)  # pyright: ignore[reportArgumentType]  # none is dropped
         won = float(result.verdict.strict)  # pyright: ignore[reportAttributeAccessIssue]
         batch.append(replace(sample, returns=tuple(won * m for m in sample.mask)))
     await critic.update(batch, 1.0 / fakes.CRITIC_SCALE, 0.0)

@@ -52,7 +52,7 @@ def test_composes_or_is_refused(experiment: str, scale: str) -> None:
 @pytest.mark.parametrize("kind", sorted(schema.STAGES))
 def test_every_stage_file_exists_for_every_scale(kind: str, scale: str) -> None:
     assert kind in configuration.choices(f"stage/{scale}")
-    assert set(configuration.choices(f"stage/{scale}")) == set(schema.STAGES)
+    assert set(configuration.choices(f"stage/{scale}")) == {*schema.STAGES, "rpr_spr"}  # the second phase of Terminal-RSI
 
 
 @pytest.mark.parametrize("group", ["cluster", "logger", "sandbox"])
@@ -76,8 +76,8 @@ def test_what_the_files_say_arrives() -> None:
     assert (rpr_1.critic, rpr_1.policy, rpr_2.critic, rpr_2.policy) == ("warmup", "sft_1", "rpr_1", "sft_2")
     assert (rpr_1.reward.kind, rpr_2.reward.kind) == (schema.Reward.fdr, schema.Reward.spr)
     said = yaml.safe_load((configuration.conf_dir() / "stage" / "laptop" / "rpr.yaml").read_text())
-    assert (rpr_1.steps, rpr_1.samples_per_task) == (said["steps"], said["samples_per_task"])
-    assert rpr_1.optim.minibatches == said["optim"]["minibatches"], "and what stands in a group of its own"
+    assert (rpr_1.steps, rpr_1.tasks_per_step) == (said["steps"], said["tasks_per_step"])
+    assert rpr_1.optim.lr == said["optim"]["lr"], "and what stands in a group of its own"
     assert [name for name, _ in configuration.stages_of(config)] == config.pipeline
 
 
@@ -143,7 +143,7 @@ def test_a_wrong_type_is_refused_by_name(override: str, part: str) -> None:
         ("limits.max_turns=0", "max_turns=0"),
         ("sandbox.concurrency=0", "concurrency=0"),
         ("sampling.max_tokens=0", "max_tokens=0"),
-        ("sampling.temperature=-1", "temperature=-1"),
+        ("stages.base_eval.temperature=-1", "temperature=-1"),
         ("stages.sft_1.epochs=0", "epochs=0"),
         ("stages.base_eval.k=0", "k=0"),
         ("logger.wandb=sometimes", "sometimes"),
@@ -153,6 +153,32 @@ def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
     error = refusal(*BASE, override)
     assert part in str(error)
     assert "valid" in error.valid
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("stages.base_eval.split=nowhere", "valid: train, validation, heldout"),
+        ("stages.rpr_1.steps=0", "steps=0"),
+        ("stages.rpr_1.retention.every=0", "every=0"),
+        ("stages.rpr_1.optim.minibatches=0", "minibatches=0"),
+        ("stages.rpr_1.optim.lr=0", "valid: above 0"),
+        ("stages.rpr_1.optim.clip_high=0.3", "a clip has no effect"),
+        ("stages.rpr_1.only_contrast=true stages.rpr_1.samples_per_task=1", "no contrast"),
+        ("stages.rpr_2.reward.delta=0.7", "at most 1"),
+        ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
+        ("stages.rsr_1.harnesses=[]", "name at least one"),
+        ("stages.sft_1.data=", "reads data=''"),
+        ("stages.rpr_1.critic=", "reads critic=''"),
+        ("model.compute=fp8", "valid: bf16, fp32"),
+        ("sandbox.network=all", "valid: none, host"),
+        ("cluster.rollout_workers=0", "rollout_workers=0"),
+        ("cluster=join cluster.num_cpus=4", "of a Ray that the run starts itself"),
+        ("scale=dry tasks.train=3", "brings tasks of its own"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(override: str, part: str) -> None:
+    assert part in str(refusal(*BASE, *override.split()))
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,29 @@ from termrsi.harness.parse import parse
 from termrsi.harness.render import ChatFormat
 
 
-def test_the_three_harnesses() -> None:
-    assert variants.names() == ("react", "fewshot", "retry")
-    assert {n: variants.get(n).assisting for n in variants.names()} == {"react": False, "fewshot": True, "retry": True}
-    assert {n: variants.get(n).checks_on_done for n in variants.names()} == {"react": 0, "fewshot": 0, "retry": 2}
+def test_the_harnesses() -> None:
+    assert variants.names() == ("react", "fewshot", "guided", "retry")
+    assert [n for n in variants.names() if not variants.get(n).assisting] == ["react"]
+    assert {n: variants.get(n).checks_on_done for n in variants.names() if variants.get(n).checks_on_done} == {"retry": 2}
     assert variants.get("retry").failed_check
-    with pytest.raises(ConfigError, match="valid: react, fewshot, retry"):
+    with pytest.raises(ConfigError, match="valid: react, fewshot, guided, retry"):
         variants.get("raect")
 
 
-@pytest.mark.parametrize("name", ["react", "fewshot", "retry"])
+def test_the_examples_of_guided_look_like_its_own_task() -> None:
+    """Runbook, blank line, task: as `messages` puts a runbook before the task that is to be solved."""
+    guided = variants.get("guided")
+    *examples, last = [
+        m.content for m in guided.messages("Do it.", "Milestones: run `it`") if m.role == "user" and "Task: " in m.content
+    ]
+    assert last == "Milestones: run `it`\n\nTask: Do it."
+    assert len(examples) == len(guided.examples)
+    for (shown, command), text in zip(guided.examples, examples, strict=True):
+        assert shown == text
+        assert command in text.partition("\n\nTask: ")[0]
+
+
+@pytest.mark.parametrize("name", ["react", "fewshot", "guided", "retry"])
 def test_roles_alternate_and_the_task_comes_last(name: str) -> None:
     messages = variants.get(name).messages("Make a file.")
     assert [m.role for m in messages] == ["system", *("user", "assistant") * ((len(messages) - 2) // 2), "user"]

@@ -141,7 +141,7 @@ def test_a_new_critic_may_keep_the_first_blocks_only(tiny: Path, tmp_path: Path,
     (sample,) = make_samples(1)
     with torch.no_grad():
         states = whole._body(input_ids=torch.tensor([sample.ids]), output_hidden_states=True)
-        want = short._head(whole._body.norm(states.hidden_states[1][0]))[:, 0]
+        want = short._head(whole._body.get_submodule("norm")(states.hidden_states[1][0]))[:, 0]
     assert short.values([sample])[0] == pytest.approx([float(want[t - 1]) * m for t, m in enumerate(sample.mask)], abs=1e-6)
     short.save(tmp_path / "critic")
     for layers in (0, 2):

@@ -7,7 +7,8 @@ from pathlib import Path
 from termrsi.report import ledger
 
 EVALUATION = {
-    "tasks": 4, "k": 2, "mean_at_k": 0.5, "mean_low": 0.25, "mean_high": 0.75, "pass_at_k": 0.6, "progress": 0.7,
+    "tasks": 4, "k": 2, "mean_at_k": 0.5, "mean_low": 0.25, "mean_high": 0.75, "pass_at_k": 0.6,
+    "pass_low": 0.4, "pass_high": 0.8, "progress": 0.7,
     "baseline_mean": 0.1, "gain": 0.4, "gain_low": 0.2, "gain_high": 0.6,
 }  # fmt: skip
 
@@ -28,7 +29,10 @@ def test_stages_come_in_the_order_they_finished(tmp_path: Path) -> None:
 
 def test_an_evaluation_shows_before_after_and_interval() -> None:
     text = ledger.result(_entry("final", "evaluate", EVALUATION))
-    assert text == "50.0% [25.0%, 75.0%] Mean@2, 60.0% pass@2, progress 70.0%; 10.0% -> 50.0%, gain +40.0 [+20.0, +60.0]"
+    assert (
+        text
+        == "50.0% [25.0%, 75.0%] Mean@2, 60.0% [40.0%, 80.0%] pass@2, progress 70.0%; 10.0% -> 50.0%, gain +40.0 [+20.0, +60.0]"
+    )
 
 
 def test_undefined_is_not_a_number() -> None:
@@ -41,3 +45,9 @@ def test_markdown_has_a_row_per_stage_and_the_counts(tmp_path: Path) -> None:
     assert "| final | evaluate |" in text
     assert "**final**: kept 3" in text
     assert json.loads((tmp_path / "ledger.json").read_text())[0]["stage"] == "final"
+
+
+def test_a_stage_that_measured_both_sides_shows_before_and_after_first() -> None:
+    summary: dict[str, float | int | str | None] = {"steps": 4, "validation_before": 0.25, "validation_after": 0.5}
+    entry = ledger.Entry("sft_1", "sft", summary, "", {}, {})
+    assert ledger.result(entry) == "validation 25.0% -> 50.0%, steps 4"

@@ -2,12 +2,13 @@
 
 import asyncio
 import io
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from termrsi.errors import TaskError
+from termrsi.errors import SandboxError, TaskError
 from termrsi.records import EnvironmentSpec
 from termrsi.sandbox import dockerfile, image
 from termrsi.sandbox.local import LocalOptions, LocalSandbox
@@ -165,3 +166,21 @@ async def test_a_build_that_fails(context: Path, tmp_path: Path) -> None:
 async def test_without_a_dockerfile(tmp_path: Path) -> None:
     made = await image.build(EnvironmentSpec(docker_image="ubuntu:24.04", workdir="/w"), tmp_path)
     assert made == image.Image(workdir="/w")
+
+
+async def test_an_image_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="image lock"):
+        await asyncio.wait_for(image._lock(tmp_path / "missing" / "x.lock"), 5.0)
+
+
+async def test_an_image_lock_delivered_to_a_cancelled_waiter_is_given_back(tmp_path: Path) -> None:
+    """Cancelled in the very turn of the loop that delivers it."""
+    path = tmp_path / "x.lock"
+    for _ in range(20):
+        waiter = asyncio.ensure_future(image._lock(path))
+        await asyncio.sleep(0.005)
+        waiter.cancel()
+        found = (await asyncio.gather(waiter, return_exceptions=True))[0]
+        if isinstance(found, int):
+            os.close(found)
+    os.close(await asyncio.wait_for(image._lock(path), 5.0))

@@ -9,6 +9,7 @@ import pytest
 from termrsi.errors import SandboxError, TaskError
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.sandbox import cgroups
+from termrsi.sandbox.local import LocalSandbox
 from termrsi.sandbox.local_pool import LocalPool
 
 
@@ -109,3 +110,47 @@ async def test_close_ends_leases_and_waits(pool: LocalPool) -> None:
     with pytest.raises(SandboxError, match="closed"):
         await pool.lease(task())
     await pool.close()
+
+
+async def test_a_start_that_fails_for_any_reason_answers_and_frees_its_place(
+    pool: LocalPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(request: object) -> object:
+        raise OSError(28, "No space left on device", "/cache")
+
+    monkeypatch.setattr(LocalPool, "_options", lambda self, request: broken(request))
+    for _ in range(3):  # one more than there are places
+        with pytest.raises(SandboxError, match=r"could not start: OSError.*No space left"):
+            await asyncio.wait_for(pool.lease(task("t")), 5.0)
+    monkeypatch.undo()
+    assert (await (await pool.lease(task())).run("echo ok")).output == "ok\n"
+
+
+async def test_a_close_that_fails_frees_its_place(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = [await pool.lease(task()) for _ in range(2)]
+    close = LocalSandbox.close
+
+    async def fails(box: LocalSandbox) -> None:
+        await close(box)
+        raise OSError("groups")
+
+    monkeypatch.setattr(LocalSandbox, "close", fails)
+    for box in boxes:
+        with pytest.raises(OSError, match="groups"):
+            await pool.release(box)
+    monkeypatch.undo()
+    await asyncio.wait_for(pool.lease(task()), 5.0)
+
+
+@pytest.mark.parametrize(("allowed", "devices"), [(False, "lo"), (True, "host")])
+async def test_limits_and_network_are_the_pools_to_give(tmp_path: Path, allowed: bool, devices: str) -> None:
+    """A task may ask for less memory and disk, not for more; for the host's network only where the user said so."""
+    pool = LocalPool(size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "s", memory_mb=300, disk_mb=50, network=allowed)
+    try:
+        box = await pool.lease(task("greedy", memory_mb=4096, storage_mb=10240, network=True))
+        found = (await box.run("awk -F: 'NR > 2 {print $1}' /proc/net/dev | tr -d ' ' | sort")).output.split()
+        own = sorted(line.partition(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+        assert found == (own if devices == "host" else ["lo"])
+        assert (await box.run("df -m --output=size /app | tail -1")).output.strip() == "50"
+    finally:
+        await pool.close()

@@ -38,10 +38,15 @@ async def test_a_pass_for_old_log_probabilities_only_where_they_differ(
     (sample,) = await anchored(ctx, [SAMPLE], kind, optim)
     assert policy.calls == passes
     assert sample.old_logp == ((0.0, -1.0, -2.0) if passes else ())
-    arguments = loss_arguments(kind, optim)
+    arguments = loss_arguments(kind, optim, 144)
     assert arguments.get("anchor") == anchor
     assert ("tis_cap" in arguments) == (kind is not Loss.dppo)  # its ratio is against the sampler already
 
 
 def test_no_cap_no_correction() -> None:
-    assert "tis_cap" not in loss_arguments(Loss.ppo, PolicyOptimConfig(tis_cap=0.0))
+    assert "tis_cap" not in loss_arguments(Loss.ppo, PolicyOptimConfig(tis_cap=0.0), 144)
+
+
+def test_dr_grpo_gets_its_constant_length() -> None:
+    assert loss_arguments(Loss.dr_grpo, PolicyOptimConfig(), 144)["max_tokens"] == 144
+    assert "max_tokens" not in loss_arguments(Loss.grpo, PolicyOptimConfig(), 144)

@@ -20,7 +20,8 @@ def _sample(group: str = "g", turns: int = 1) -> Sample:
 def test_sampler_logprobs_lie_on_the_sampled_tokens() -> None:
     chunk = Chunk((5, 6, 7, 8), (0, 1, 0, 1), (0, 0, 0, 1), (-0.5, -0.25))
     rollout = Rollout("r", "g", "t", "f", "react", (chunk,), (), StopReason.done)
-    (sample,) = credit.samples_of(ScoredRollout(rollout, Verdict(True, 1.0)))
+    (sample,) = credit.samples_of(ScoredRollout(rollout, Verdict(True, 1.0)), 0.5)
+    assert sample.temperature == 0.5
     assert sample.sampler_logp == (0.0, -0.5, 0.0, -0.25)
     assert (sample.rollout_id, sample.group_id) == ("r", "g")
 

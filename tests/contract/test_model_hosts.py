@@ -1,0 +1,89 @@
+"""`ports.Policy` and `ports.Critic` as Ray actors on a tiny model: learning, weights out, a hand-off that outlives its host."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from termrsi.config.schema import ModelConfig
+from termrsi.errors import EngineError, WeightsError
+from termrsi.model.checkpoint import tiny_model
+from termrsi.records import Sample
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[Any]:  # Any: the module
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+CONFIG = ModelConfig(threads=1, critic_layers=1, micro_tokens=64)
+
+
+def batch(n: int = 3) -> list[Sample]:
+    mask = (0, 0, 1, 1, 1, 0, 1)
+    column = tuple(0.5 * m for m in mask)
+    base = Sample(tuple(range(40, 47)), mask, (0, 0, 0, 0, 0, 1, 1), advantages=column, returns=column, old_values=(0.0,) * 7)
+    return [replace(base, rollout_id=f"r{i}", group_id="g", ids=tuple(40 + i + k for k in range(7))) for i in range(n)]
+
+
+async def test_the_policy_learns_and_publishes(ray_here: Any, tiny: str, tmp_path: Path) -> None:
+    from termrsi import weights
+    from termrsi.actors.model_host import PolicyActor, RayPolicy
+
+    policy = RayPolicy(PolicyActor.options(num_cpus=0.1).remote(tiny, CONFIG))
+    start = await policy.checksum()
+    before = await policy.logp(batch())
+    metrics = await policy.update(batch(), {"kind": "ppo", "anchor": "current"}, 1e-3)
+    assert metrics.tokens == 12
+    assert sum(map(sum, await policy.logp(batch()))) > sum(map(sum, before))  # what had an advantage became likelier
+    assert (await policy.fit(batch(), 1e-3)).loss > 0
+    published = await policy.publish()
+    assert published.checksum != start
+    packed = await published.handle[0]  # type: ignore[index]  # a list of one object reference
+    assert weights.checksum(packed) == published.checksum
+    assert await policy.save(str(tmp_path / "saved")) == await policy.checksum()
+    await policy.load(tiny)
+    assert await policy.checksum() == start
+    assert await policy.load(str(tmp_path / "saved")) != start
+    ray_here.kill(policy.actor)
+
+
+async def test_a_critic_is_handed_on_after_its_host_has_ended(ray_here: Any, tiny: str) -> None:
+    """The driver owns the object in the store: the next phase's host pulls it, weights only, with a fresh optimizer."""
+    from termrsi.actors.model_host import CriticActor, RayCritic
+
+    first = RayCritic(CriticActor.options(num_cpus=0.1).remote(tiny, CONFIG))
+    for _ in range(3):
+        await first.update(batch(), 1e-3, 0.0)
+    wanted, published = await first.values(batch()), await first.publish()
+    ray_here.kill(first.actor)
+    second = RayCritic(CriticActor.options(num_cpus=0.1).remote(tiny, CONFIG))
+    assert await second.values(batch()) != wanted
+    await second.pull(published)
+    assert await second.values(batch()) == wanted
+    with pytest.raises(WeightsError, match="after a pull of 0000"):
+        await second.pull(replace(published, checksum="0000"))
+    ray_here.kill(second.actor)
+
+
+async def test_a_dead_host_is_one_line(ray_here: Any, tiny: str) -> None:
+    from termrsi.actors.model_host import CriticActor, RayCritic
+
+    critic = RayCritic(CriticActor.options(num_cpus=0.1).remote(tiny, CONFIG))
+    await critic.checksum()
+    ray_here.kill(critic.actor)
+    with pytest.raises(EngineError, match="critic: its process died"):
+        await critic.values(batch())
