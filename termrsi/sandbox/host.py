@@ -71,6 +71,7 @@ def parts(base: Path) -> list[Part]:
 def prepare(state_dir: Path) -> Path:
     """The bare tree and the masks, made once per state of the host's /etc and /opt; safe among several processes."""
     hidden = [path for top in ("etc", "opt") for path in secrets(Path("/", top))]
+    hidden += [path for path in own(Path(__file__).resolve().parents[1]) if path not in hidden]
     tops = [(name, str(Path("/", name).readlink()) if Path("/", name).is_symlink() else "") for name in TOP_LEVEL]
     passwd = Path("/etc/passwd").read_text(errors="replace")
     text = repr((FORMAT, os.geteuid(), hidden, tops, passwd, DIRECTORIES, LINKS))
@@ -84,6 +85,12 @@ def prepare(state_dir: Path) -> Path:
         except OSError:  # another process was first; its copy is the same
             shutil.rmtree(scratch)
     return base
+
+
+def own(package: Path) -> list[str]:
+    """This package, or the checkout that it lies in, if a sandbox would see it: the solutions of the bundled tasks are in it."""
+    place = package.parent if (package.parent / "pyproject.toml").is_file() else package
+    return [str(place).lstrip("/")] if len(place.parts) > 2 and place.parts[1] in TOP_LEVEL else []
 
 
 def secrets(top: Path) -> list[str]:
