@@ -3,7 +3,7 @@
 Every method that can meet a machine fault raises an error of `errors`; an agent's failure is always a value.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -107,7 +107,7 @@ class Generator(Protocol):
 class Rollouts(Protocol):
     """Runs and verifies episodes."""
 
-    def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
+    def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         """Results in the order they finish; each spec comes out exactly once."""
         ...
 

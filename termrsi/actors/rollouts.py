@@ -7,7 +7,7 @@ died is a machine fault: its episodes run again on another, the last one's death
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import ray
@@ -51,7 +51,7 @@ class RayRollouts:
         self._slots = asyncio.Semaphore(concurrency)  # over all calls of `run`: several groups may be under way at once
         self._turn = itertools.count()
 
-    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
+    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         async def one(spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
             async with self._slots:
                 return await self._run_one(spec, next(self._turn))

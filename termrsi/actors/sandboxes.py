@@ -91,16 +91,15 @@ class SandboxActor:
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
         self._asked = {r: a for r, a in self._asked.items() if not (self._granted(r) and a.result().id == sandbox_id)}
-        for fork in self._forks.pop(sandbox_id, {}).values():  # a requester that was cancelled left them
+        for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await fork.close()
         if sandbox is not None:
             await self._pool.release(sandbox)
 
     async def close_fork(self, sandbox_id: str) -> None:
-        for forks in self._forks.values():
-            fork = forks.pop(sandbox_id, None)
-            if fork is not None:
-                await fork.close()
+        found = [forks.pop(sandbox_id) for forks in self._forks.values() if sandbox_id in forks]
+        for fork in found:
+            await fork.close()
 
     async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
         return await self._of(sandbox_id).run(command, timeout_s)

@@ -5,7 +5,7 @@ point. The verifier of an assisting harness runs on a fork, for the same reason.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ class Runner:
         self._retries = retries
         self._concurrency = concurrency
 
-    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncIterator[ScoredRollout | DroppedRollout]:
+    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         """Consumes `specs`; waits for the first episode to finish; ends when each has come out once."""
         slots = asyncio.Semaphore(self._concurrency)
 

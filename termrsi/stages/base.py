@@ -6,6 +6,7 @@ A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into 
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -127,16 +128,18 @@ class Context:
         if advance is None:
             self.progress.begin(what, len(specs))
         start_s = time.monotonic()
+        # Closed with this call whatever ends it: what still runs is cancelled and gives its sandbox back.
         with (self.out / file).open("a", encoding="utf-8") as sink:
-            async for result in self.rollouts.run(specs):
-                sink.write(json.dumps({"label": what, **asdict(result)}, ensure_ascii=False) + "\n")
-                if isinstance(result, DroppedRollout):
-                    self.costs.dropped += 1
-                    tick(f"dropped: {result.reason}")
-                    continue
-                found[result.rollout.id] = result
-                self._count(result)
-                tick("")
+            async with aclosing(self.rollouts.run(specs)) as results:
+                async for result in results:
+                    sink.write(json.dumps({"label": what, **asdict(result)}, ensure_ascii=False) + "\n")
+                    if isinstance(result, DroppedRollout):
+                        self.costs.dropped += 1
+                        tick(f"dropped: {result.reason}")
+                        continue
+                    found[result.rollout.id] = result
+                    self._count(result)
+                    tick("")
         if advance is None:
             self.costs.rollout_s += time.monotonic() - start_s
             self.progress.end()
