@@ -26,6 +26,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
         "device": "cuda" if ray.get_gpu_ids() else "cpu",
         "micro_tokens": config.micro_tokens,
         "gradient_checkpointing": config.gradient_checkpointing,
+        "share_prefix": config.share_prefix,
     }
 
 

@@ -4,12 +4,13 @@ Letters: B rows of one micro-batch, T its longest row, K action tokens of it in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from termrsi.algo.prefix import Shared, lay_out, trees
 from termrsi.records import Sample
 
 Field = Literal["sampler_logp", "old_logp", "advantages", "returns", "old_values"]
@@ -27,6 +28,12 @@ class MicroBatch:
     mask: Tensor  # [B, T] bool
     temperatures: Tensor  # [B] float32, of the sampler
     columns: dict[str, Tensor] = field(default_factory=dict)
+    shared: Shared | None = None  # the forward pass, where common beginnings are computed once
+
+    @property
+    def computed(self) -> int:
+        """Tokens that the model computes, padding included."""
+        return self.ids.numel() if self.shared is None else self.shared.ids.numel()
 
     @property
     def tokens(self) -> int:
@@ -35,12 +42,18 @@ class MicroBatch:
 
 
 def micro_batches(
-    samples: Sequence[Sample], *, budget_tokens: int, fields: Sequence[Field] = (), device: str | torch.device = "cpu"
+    samples: Sequence[Sample],
+    *,
+    budget_tokens: int,
+    fields: Sequence[Field] = (),
+    device: str | torch.device = "cpu",
+    share_prefix: bool = False,
 ) -> list[MicroBatch]:
     """All samples that have action tokens, each once, longest first; a padded micro-batch holds at most `budget_tokens`.
 
     A sample longer than the budget gets a micro-batch of its own. Longest first: if memory does not suffice, the
-    first one says so. Samples without action tokens are left out, `restore` gives them zeros.
+    first one says so. Samples without action tokens are left out, `restore` gives them zeros. `share_prefix`: what the samples of
+    a group have in common is computed once (`prefix`), and the budget counts computed tokens.
 
     Raises ValueError if a sample's lists differ in length, if a name of `fields` is missing, or if the first token of a
     sample is an action (nothing predicts it).
@@ -48,6 +61,8 @@ def micro_batches(
     if budget_tokens < 1:
         raise ValueError(f"budget_tokens must be at least 1, not {budget_tokens}")
     lengths = [_used_length(sample, fields) for sample in samples]
+    if share_prefix:
+        return _sharing(samples, lengths, budget_tokens, fields, torch.device(device))
     order = sorted((i for i, n in enumerate(lengths) if n > 0), key=lambda i: -lengths[i])
     batches: list[MicroBatch] = []
     start = 0
@@ -56,6 +71,21 @@ def micro_batches(
         rows = order[start : start + max(1, budget_tokens // longest)]
         batches.append(_pad(samples, rows, longest, fields, torch.device(device)))
         start += len(rows)
+    return batches
+
+
+def _sharing(
+    samples: Sequence[Sample], lengths: Sequence[int], budget_tokens: int, fields: Sequence[Field], device: torch.device
+) -> list[MicroBatch]:
+    rows = trees(samples, lengths, budget_tokens)
+    batches: list[MicroBatch] = []
+    start = 0
+    while start < len(rows):
+        part = rows[start : start + max(1, budget_tokens // max(1, rows[start].length))]
+        members = [i for row in part for i in row.members]
+        padded = _pad(samples, members, max(lengths[i] for i in members), fields, device)
+        batches.append(replace(padded, shared=lay_out(samples, lengths, part, device)))
+        start += len(part)
     return batches
 
 

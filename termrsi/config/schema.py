@@ -73,6 +73,7 @@ class ModelConfig:
     compute: str = "bf16"  # learner and critic arithmetic; master weights are always fp32
     micro_tokens: int = 4096  # padded tokens of one forward and backward pass
     gradient_checkpointing: bool = False
+    share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
     critic_layers: int = 0  # blocks of the policy's body that a new critic keeps; 0: all
     max_model_len: int = 2048
     max_num_seqs: int = 32

@@ -18,7 +18,7 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
-from termrsi.model.logprob import hidden_before
+from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.policy import enable_checkpointing, learn, load_module, untied_state
 from termrsi.records import Sample, UpdateMetrics
@@ -45,6 +45,7 @@ class CriticModel:
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
+        share_prefix: bool = False,
         seed: int = 0,
         layers: int = 0,
     ) -> None:
@@ -54,7 +55,7 @@ class CriticModel:
         self._device = torch.device(device)
         self._micro_tokens, self._seed, self._layers = micro_tokens, seed, layers
         self._betas, self._max_grad_norm = betas, max_grad_norm
-        self._gradient_checkpointing = gradient_checkpointing
+        self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
         self.load(directory)
 
     def load(self, directory: Path | str) -> str:
@@ -144,11 +145,13 @@ class CriticModel:
         return result
 
     def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
-        return batching.micro_batches(samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device)
+        return batching.micro_batches(
+            samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device, share_prefix=self._share_prefix
+        )
 
     def _forward(self, micro: batching.MicroBatch) -> Tensor:
         """Values `[B, T]`, 0 off the mask."""
-        hidden = hidden_before(self._body, micro.ids, micro.mask)
+        hidden = hidden_of(self._body, micro)
         values = self._head(hidden.float()).squeeze(1)
         return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, values)
 

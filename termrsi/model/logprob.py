@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from termrsi.algo.batch import MicroBatch
+
 CHUNK_LOGITS = 1 << 24  # float32 logits in one chunk: 64 MiB, and the backward pass holds two of them
 
 
@@ -23,6 +25,17 @@ def hidden_before(body: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
         raise ValueError("the first token of a row is an action, but nothing precedes it")
     states = body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # [B, T-1, H]
     return states[mask[:, 1:]]
+
+
+def hidden_of(body: nn.Module, micro: MicroBatch) -> Tensor:
+    """`hidden_before` of a micro-batch, common beginnings computed once where it is laid out for that (attention: SDPA)."""
+    shared = micro.shared
+    if shared is None:
+        return hidden_before(body, micro.ids, micro.mask)
+    states = body(
+        input_ids=shared.ids, position_ids=shared.positions, attention_mask=shared.attention, use_cache=False
+    ).last_hidden_state  # [R, L, H]
+    return states.flatten(0, 1)[shared.before]
 
 
 def token_logprobs(

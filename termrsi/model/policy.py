@@ -21,7 +21,7 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
-from termrsi.model.logprob import hidden_before, token_logprobs
+from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.masters import Compute, Masters
 from termrsi.records import Sample, UpdateMetrics
 
@@ -36,6 +36,7 @@ class PolicyModel:
     """A causal LM with float32 masters, AdamW (see `masters`) and micro-batches of at most `micro_tokens` padded tokens.
 
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
+    `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
     The module stays in evaluation mode: dropout would make every ratio noisy. Raises CheckpointError if `directory` holds no
     model that can be used, ConfigError on an unknown `compute`.
     """
@@ -50,6 +51,7 @@ class PolicyModel:
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
+        share_prefix: bool = False,
     ) -> None:
         if compute not in ("bf16", "fp32"):
             raise ConfigError(f"unknown compute {compute!r}", "model.policy", "bf16 or fp32")
@@ -57,7 +59,7 @@ class PolicyModel:
         self._device = torch.device(device)
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
-        self._gradient_checkpointing = gradient_checkpointing
+        self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
         self.load(directory)
 
     # Reading and writing
@@ -182,11 +184,13 @@ class PolicyModel:
         return self._learn(self._split(samples, ()), one, lr)
 
     def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
-        return batching.micro_batches(samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device)
+        return batching.micro_batches(
+            samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device, share_prefix=self._share_prefix
+        )
 
     def _forward(self, micro: batching.MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`, at each row's temperature."""
-        hidden = hidden_before(self._module.base_model, micro.ids, micro.mask)
+        hidden = hidden_of(self._module.base_model, micro)
         temperature = None
         if bool((micro.temperatures != 1.0).any()):
             temperature = micro.temperatures.unsqueeze(1).expand(micro.mask.shape)[micro.mask]
@@ -211,7 +215,7 @@ def learn(
         loss.backward()
         total += float(loss.detach())
     norm = masters.step(lr)
-    extra = {"micro_batches": float(len(batches)), "padded_tokens": float(sum(micro.ids.numel() for micro in batches))}
+    extra = {"micro_batches": float(len(batches)), "padded_tokens": float(sum(micro.computed for micro in batches))}
     return UpdateMetrics(total, norm, sum(micro.tokens for micro in batches), time.perf_counter() - start, extra)
 
 

@@ -215,3 +215,59 @@ def test_refusals(tiny: Path, tmp_path: Path, make_samples: Make) -> None:
     (other / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match="not what was written"):
         policy.load(other)
+
+
+def test_shared_beginnings_change_nothing(tiny: Path, make_samples: Make) -> None:
+    """Log-probabilities, loss and the weights after a step are those of separate rows."""
+    prompt = tuple(range(60, 100))
+    samples = [
+        dataclasses.replace(
+            s,
+            ids=(*prompt, *s.ids),
+            mask=(*(0 for _ in prompt), *s.mask),
+            turn_ids=(*(0 for _ in prompt), *s.turn_ids),
+            advantages=(*(0.0 for _ in prompt), *s.advantages),
+            group_id=f"g{i % 2}",
+        )
+        for i, s in enumerate(make_samples(6))
+    ]
+    results = []
+    for share in (False, True):
+        policy = PolicyModel(tiny, compute="fp32", micro_tokens=150, share_prefix=share)
+        before = policy.logp(samples)
+        metrics = policy.update(samples, {"kind": "ppo", "anchor": "current"}, lr=1e-3)
+        results.append((before, metrics, policy.logp(samples)))
+    (rows, apart, after), (shared_rows, shared, shared_after) = results
+    assert [x for row in shared_rows for x in row] == pytest.approx([x for row in rows for x in row], abs=1e-5)
+    assert shared.loss == pytest.approx(apart.loss, abs=1e-6)
+    assert shared.grad_norm == pytest.approx(apart.grad_norm, rel=1e-4)
+    assert shared.tokens == apart.tokens
+    assert [x for row in shared_after for x in row] == pytest.approx([x for row in after for x in row], abs=1e-3)
+    assert shared.extra["padded_tokens"] < 0.7 * apart.extra["padded_tokens"]
+
+
+def test_samples_without_advantage_cost_nothing_and_count(tiny: Path, make_samples: Make) -> None:
+    samples = make_samples(5)
+    idle = [dataclasses.replace(s, advantages=(0.0,) * len(s.ids)) if i % 2 else s for i, s in enumerate(samples)]
+    kept, alone = PolicyModel(tiny, compute="fp32"), PolicyModel(tiny, compute="fp32")
+    loss = {"kind": "reterm", "anchor": "current"}
+    whole = kept.update(idle, loss, lr=0.0)
+    half = alone.update([s for i, s in enumerate(idle) if not i % 2], loss, lr=0.0)
+    assert whole.tokens == half.tokens
+    assert whole.grad_norm == pytest.approx(half.grad_norm * 3 / 5, rel=1e-4)  # the mean is over all five rollouts
+    nothing = kept.update([idle[1], idle[3]], loss, lr=1.0)
+    assert (nothing.tokens, nothing.grad_norm) == (0, 0.0)
+    assert kept.checksum() == PolicyModel(tiny, compute="fp32").checksum()
+
+
+def test_log_probabilities_are_of_the_samplers_temperature(tiny: Path, make_samples: Make) -> None:
+    policy = PolicyModel(tiny, compute="fp32")
+    (sample,) = make_samples(1)
+    warm = dataclasses.replace(sample, temperature=2.0)
+    with torch.no_grad():
+        logits = policy._module(input_ids=torch.tensor([sample.ids])).logits[0, :-1] / 2.0
+        wanted = torch.log_softmax(logits, -1).gather(1, torch.tensor(sample.ids[1:]).unsqueeze(1)).squeeze(1)
+    (row, cold) = policy.logp([warm, sample])
+    on = [t for t, m in enumerate(sample.mask) if m]
+    assert [row[t] for t in on] == pytest.approx([float(wanted[t - 1]) for t in on], abs=1e-5)
+    assert row != cold
