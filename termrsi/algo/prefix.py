@@ -39,7 +39,7 @@ class Shared:
 def trees(samples: Sequence[Sample], lengths: Sequence[int], limit: int) -> list[Tree]:
     """Rows for all samples with a length above 0 (`lengths`: up to the last action token), longest first.
 
-    Samples of one `group_id` share the stem that ends before any of them acts. Only a sample longer than `limit` makes a longer row.
+    Samples of one `group_id` share the stem that ends before any of them acts. A sample longer than `limit` has a row alone.
     """
     groups: dict[str, list[int]] = {}
     for i, length in enumerate(lengths):
