@@ -25,6 +25,7 @@ from termrsi.records import WeightsVersion
 from termrsi.report import ledger
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
+from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
 from termrsi.stages import collect_recovery, evaluate, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, StageResult
@@ -74,6 +75,7 @@ class Pipeline:
             sinks = Sinks(config, self.run_dir)
             try:
                 await parts.start(self.on_connected)
+                self._keep_pool(parts)
                 for name in todo:
                     await self._stage(name, config.stages[name], parts, sinks)
             except OSError as error:
@@ -89,6 +91,21 @@ class Pipeline:
     def _show(self) -> None:
         self._screen.ledger(ledger.read(self.run_dir))
         self._screen.say(f"ledger: {self.run_dir / 'ledger.md'}")
+
+    def _keep_pool(self, parts: Parts) -> None:
+        """Rewards are calibrated on the task pool: a run that goes on must find the one it began with. Raises ConfigError."""
+        pool = {split: sorted(task.id for task in parts.tasks.of(split)) for split in ("train", "validation", "heldout")}
+        found = {"checks": pool_digest(parts.checks.values()), **pool}
+        path = self.run_dir / "pool.json"
+        if not path.is_file():
+            path.write_text(json.dumps(found, indent=1) + "\n")
+        elif (before := json.loads(path.read_text())) != found:
+            changed = [key for key in found if before.get(key) != found[key]]
+            raise ConfigError(
+                f"the task pool is not the one this run began with (differs in: {', '.join(changed)})",
+                str(path),
+                "restore the tasks, or take another run_dir",
+            )
 
     # Which stages are finished, and on what they stand
 

@@ -1,7 +1,8 @@
 """An update on groups of rollouts, with and without their common beginnings computed once.
 
-`python tests/bench/prefix_sharing.py [MODEL]`; without MODEL the embedded one. Sizes are those of a step at laptop scale: 8 tasks x 4
-rollouts, a prompt of 115 tokens, then 32 to 92. The two kinds alternate in one process; the figure is the ratio of their medians.
+`python tests/bench/prefix_sharing.py [MODEL]`; without MODEL the embedded one. Sizes are those of a step at laptop scale:
+8 tasks x 4 rollouts, a prompt of 115 tokens, then 32 to 92. The two kinds alternate in one process; the figure is the ratio of
+their medians.
 """
 
 import random

@@ -100,6 +100,28 @@ def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     assert "another configuration" in done.stderr
 
 
+def test_a_changed_task_pool_is_refused(tmp_path: Path) -> None:
+    """Rewards are calibrated on it."""
+    run = tmp_path / "run"
+    arguments = ("experiment=reterm", "scale=dry", f"run_dir={run}")
+    assert _run(*arguments).returncode == 0
+    (run / "stages" / "final_eval" / "manifest.json").unlink()
+    pool = json.loads((run / "pool.json").read_text())
+    (run / "pool.json").write_text(json.dumps(pool | {"train": pool["train"][1:]}))
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert "differs in: train" in done.stderr
+
+
+def test_a_stage_on_other_inputs_is_another_stage(tmp_path: Path) -> None:
+    """What a finished stage read belongs to its settings: changing it there is noticed downstream."""
+    arguments = ("experiment=reterm", "scale=dry", f"run_dir={tmp_path}/run")
+    assert _run(*arguments).returncode == 0
+    done = _run(*arguments, "stage=final_eval", "stages.sft.lr=1e-3")
+    assert done.returncode == 2
+    assert "another configuration" in done.stderr
+
+
 def test_wandb_offline_writes_its_run(tmp_path: Path) -> None:
     done = _run("experiment=reterm", "scale=dry", "logger=wandb_offline", f"run_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
