@@ -75,6 +75,10 @@ class Engine:
         if current_platform.is_cpu():
             # Two processes would talk by polling, which takes a core from the one that computes.
             arguments["distributed_executor_backend"] = "uni"
+            # A prompt cut in two draws a token that is thrown away, and a seeded request then rewinds its random generator, which
+            # torch's CPU one cannot: vLLM's engine dies of it. So prompts go in whole, one engine step holding the longest.
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(options.max_model_len, 4096)
         arguments |= options.extra
         try:
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -1,5 +1,6 @@
 """The generator on a real vLLM engine: exact ids, log-probabilities the learner agrees with, weights that really arrive."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ async def test_a_reply_cut_by_its_limit_says_so(engine, embedded: Path) -> None:
 async def test_a_prompt_that_is_too_long_is_an_engine_error(engine) -> None:
     with pytest.raises(EngineError, match="1024"):
         await engine.generate([5] * 2000, SamplingParams(max_tokens=2))
+
+
+async def test_more_prompt_than_one_step_of_the_engine_holds(engine) -> None:
+    """Recoveries bring their failed history along. A prompt cut in two, with a seed, ends vLLM's engine on a CPU."""
+    prompts = [[5 + (7 * i + k) % 4000 for k in range(900)] for i in range(12)]
+    params = [SamplingParams(temperature=1.0, max_tokens=2, seed=i) for i in range(12)]
+    completions = await asyncio.gather(*(engine.generate(ids, p) for ids, p in zip(prompts, params, strict=True)))
+    assert [len(c.ids) for c in completions] == [2] * 12
 
 
 async def test_the_learner_agrees_with_the_sampler(engine, embedded: Path) -> None:
