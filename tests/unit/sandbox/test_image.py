@@ -164,8 +164,11 @@ async def test_a_build_that_fails(context: Path, tmp_path: Path) -> None:
 
 
 async def test_without_a_dockerfile(tmp_path: Path) -> None:
-    made = await image.build(EnvironmentSpec(docker_image="ubuntu:24.04", workdir="/w"), tmp_path)
-    assert made == image.Image(workdir="/w")
+    """The host's programs; an image that would have to be fetched is refused, not left out without a word."""
+    made = await image.build(EnvironmentSpec(workdir="/w"), tmp_path)
+    assert (made.layers, made.workdir) == ((), "/w")
+    with pytest.raises(TaskError, match=r"ubuntu:24\.04, which the local backend cannot fetch"):
+        await image.build(EnvironmentSpec(docker_image="ubuntu:24.04", workdir="/w"), tmp_path)
 
 
 async def test_an_image_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
