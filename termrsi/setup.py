@@ -31,7 +31,12 @@ def cache_dir() -> Path:
 async def preflight(config: Config, run_dir: Path) -> None:
     """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no disk, no namespaces."""
     for name, stage in config.stages.items():
-        named = [getattr(stage, "harness", None), getattr(stage, "execute_harness", None), *getattr(stage, "harnesses", [])]
+        named = [
+            getattr(stage, "harness", None),
+            getattr(stage, "teacher_harness", None),
+            getattr(stage, "execute_harness", None),
+            *getattr(stage, "harnesses", []),
+        ]
         for harness in filter(None, named):
             variant = variants.get(harness)
             if harness == getattr(stage, "execute_harness", None) and variant.checks_on_done:

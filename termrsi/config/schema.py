@@ -393,6 +393,7 @@ class CollectRecoveryConfig(StageConfig):
     attempts: int = 1
     temperature: float = 0.6
     teacher_attempts: int = 2
+    teacher_harness: str = "react"  # an assisting one shows worked examples as turns
     teacher_temperature: float = 0.6
 
     def __post_init__(self) -> None:

@@ -139,9 +139,15 @@ class Episode:
 
 
 def first_prompt(spec: EpisodeSpec, chat: ChatFormat) -> list[int]:
-    """The whole first prompt. A recovery goes on from the failed episode's own ids, then the recovery message (ReTerm 7.3)."""
+    """The whole first prompt. A recovery goes on from the failed episode's own ids, then the recovery message (ReTerm 7.3).
+
+    An assisting harness (a teacher's) shows its worked examples instead of the history, and the message as the task that follows.
+    """
+    variant = variants.get(spec.harness)
     if spec.recovery is None:
-        return chat.prompt(variants.get(spec.harness).messages(spec.task.instruction, spec.guidance))
+        return chat.prompt(variant.messages(spec.task.instruction, spec.guidance))
+    if variant.assisting:
+        return chat.prompt(variant.messages(spec.recovery_prompt))
     history = spec.recovery.history_ids
     ended = history[-1:] == (chat.end_of_turn,)
     return [*history, *chat.bridge(Message("user", spec.recovery_prompt), ended=ended)]

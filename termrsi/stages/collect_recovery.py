@@ -1,6 +1,7 @@
 """ReTerm data (arXiv 2610.18484, sections on data and filters): failures of the policy, continued from the failure state.
 
-The teacher is the policy with a workflow prompt and worked examples that are used only here, and without a word from the verifier.
+The teacher is the policy with a workflow prompt and worked examples that are used only here, and without a word from the verifier;
+with an assisting `teacher_harness` it sees the examples as turns, on the failed machine, without the failed history.
 Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens. Of the paper's four
 filters two need no model and run here: verifier and format; the judged ones (compliance, efficiency) do not run in this version,
 and the counts say so.
@@ -24,6 +25,9 @@ WORKFLOW_PROMPT = (
     + "\n".join(f"{task} `{command}`" for task, command in variants.get("fewshot").examples)
     + "\nTask: {instruction}"
 )
+
+# After worked examples as turns: a small model is led by the last words it reads, and those should be the task.
+EXAMPLES_PROMPT = "{instruction}"
 
 
 async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
@@ -56,11 +60,11 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
             point,
             config.teacher_attempts,
             label=f"{ctx.name}/teacher",
-            harness="react",
+            harness=config.teacher_harness,
             sampling=ctx.sampling(config.teacher_temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,
-            prompt=WORKFLOW_PROMPT,
+            prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else WORKFLOW_PROMPT,
         )
     ]
     recovered = await ctx.episodes(teacher, f"{ctx.name}: recovery")
