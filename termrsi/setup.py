@@ -39,10 +39,11 @@ async def preflight(config: Config, run_dir: Path) -> None:
         ]
         for harness in filter(None, named):
             variant = variants.get(harness)
-            if harness == getattr(stage, "execute_harness", None) and variant.checks_on_done:
+            key = next((k for k in ("execute_harness", "teacher_harness") if getattr(stage, k, None) == harness), "")
+            if key and variant.checks_on_done:
                 raise ConfigError(
                     f"{harness!r} lets the verifier speak, and its words would be trained on",
-                    f"stages.{name}.execute_harness",
+                    f"stages.{name}.{key}",
                     "valid: one without checks",
                 )
     for place in (run_dir, cache_dir()):
