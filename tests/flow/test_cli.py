@@ -36,6 +36,8 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["experiment=terminal_rsi", "stage=nonsense"], "unknown stage 'nonsense'"),
         (["experiment=terminal_rsi", "stages.rpr_1.critic=rpr_2"], "which no earlier stage writes"),
         (["experiment=terminal_rsi", "stages.rpr_1.stepz=3"], "nearest valid key: stages.rpr_1.steps"),
+        (["experiment=reterm", "scale=dry", "stages.recovery.teacher_harness=retry"], "its words would be trained on"),
+        (["experiment=terminal_rsi", "scale=dry", "stages.rsr_1.execute_harness=retry"], "its words would be trained on"),
         (["experiment=nonsense"], "unknown experiment 'nonsense'"),
         (["experiment=tmax"], "cannot be run in this version"),
         (["nonsense"], "unknown command 'nonsense'"),
