@@ -79,7 +79,9 @@ class Pipeline:
                 for name in todo:
                     await self._stage(name, config.stages[name], parts, sinks)
             except OSError as error:
-                raise _full_disk(error, self.run_dir) or error from error
+                if full := _full_disk(error, self.run_dir):
+                    raise full from error
+                raise
             finally:
                 self.closing = True  # from here on a signal changes nothing: what was started is being ended
                 try:
