@@ -79,9 +79,9 @@ class Engine:
             # torch's CPU one cannot: vLLM's engine dies of it. So prompts go in whole, one engine step holding the longest.
             arguments["enable_chunked_prefill"] = False
             arguments["max_num_batched_tokens"] = max(options.max_model_len, 4096)
-            # Only whole blocks of a prefix are cached. vLLM's 128 on CPU is longer than most first prompts here, and 32 is the least
-            # that its kernels like: a step of 64 short rollouts took 7.0 s instead of 16.0 s, with 77 % of prompt tokens cached
-            # instead of 5 % (two cores).
+            # Only whole blocks of a prefix are cached. vLLM's 128 on CPU is longer than most first prompts here, and 32 is the
+            # least that its kernels like: a step of 64 short rollouts took 7.0 s instead of 16.0 s, with 77 % of prompt tokens
+            # cached instead of 5 % (two cores).
             arguments["block_size"] = 32
         arguments |= options.extra
         try:
@@ -202,6 +202,7 @@ class Engine:
 
     def close(self) -> None:
         self._llm.shutdown()
+        del self._llm  # now, and not at the interpreter's end, where vLLM's own clean-up finds its functions gone
 
 
 def _shared_memory(size_bytes: int) -> str | None:

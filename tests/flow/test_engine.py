@@ -50,6 +50,15 @@ async def test_more_prompt_than_one_step_of_the_engine_holds(engine) -> None:
     assert [len(c.ids) for c in completions] == [2] * 12
 
 
+async def test_the_rollouts_of_a_group_share_a_short_prompt(engine) -> None:
+    """Prompts of a hundred tokens are the rule here: whole blocks of 32 come from the cache, on a turn's prompt too."""
+    prompt = [5 + (11 * k) % 4000 for k in range(100)]
+    first = await engine.generate(prompt, SamplingParams(temperature=1.0, max_tokens=4, seed=1))
+    second = await engine.generate(prompt, SamplingParams(temperature=1.0, max_tokens=4, seed=2))
+    later = await engine.generate([*prompt, *range(200, 240)], SamplingParams(temperature=1.0, max_tokens=4, seed=1))
+    assert (first.cached_tokens, second.cached_tokens, later.cached_tokens) == (0, 96, 96)
+
+
 async def test_the_learner_agrees_with_the_sampler(engine, embedded: Path) -> None:
     """Same weights, bf16 on both sides: the mean gap of a token is small, and far below that of other weights."""
     ids = _ids(embedded)

@@ -1,6 +1,6 @@
 """The bundled suite: generated Harbor tasks that need no network, no image registry and nothing but bash and coreutils.
 
-Every (family, level) has one recipe with five wordings. Splits share no wording, no word pool and no seed. Level 1 is one
+Every (family, level) has one recipe with five wordings or more. Splits share no wording, no word pool and no seed. Level 1 is one
 natural command, level 2 two or three or a small pipeline, level 3 four and more steps, or a look before the act.
 """
 
@@ -18,6 +18,7 @@ from termrsi.tasks.bundled.write import Label, write
 
 LEVELS = (1, 2, 3)
 SEEDS_PER_SPLIT = 1_000_000
+OF_FIVE = ("train", "train", "train", "validation", "heldout")  # whose each wording of a recipe is, again and again
 RECIPES: dict[str, tuple[Maker, Maker, Maker]] = files.RECIPES | text.RECIPES | data.RECIPES | system.RECIPES | repair.RECIPES
 
 
@@ -85,7 +86,8 @@ def ensure(
 def _write_one(root: Path, label: Label) -> Path:
     draw = Draw(label.family, label.level, label.split, label.seed)
     recipe = RECIPES[label.family][label.level - 1](draw)
-    template = label.seed % 3 if label.split == "train" else SPLITS.index(label.split) + 2
+    own = [i for i in range(len(recipe.wordings)) if OF_FIVE[i % 5] == label.split]
+    template = own[label.seed % len(own)]
     recorded = SPLITS.index(label.split) * SEEDS_PER_SPLIT + label.seed
     return write(root, label, recipe, template=template, recorded_seed=recorded)
 

@@ -13,11 +13,12 @@ from termrsi.tasks.bundled.words import pool
 class Recipe:
     """One task before it is written. Paths are relative to /app, where agent, checks and solution run.
 
-    `wordings`: five instructions of the same meaning (0-2 train, 3 validation, 4 heldout). `checks`: name -> bash that
-    succeeds; the functions `text FILE TEXT`, `flat FILE TEXT` and `run COMMAND` are at hand. `setup`: RUN lines.
+    `wordings`: instructions of the same meaning, a multiple of five. Of each five the first three are for train, the fourth for
+    validation, the fifth for heldout. `checks`: name -> bash that succeeds; the functions `text FILE TEXT`, `flat FILE TEXT`
+    and `run COMMAND` are at hand. `setup`: RUN lines.
     """
 
-    wordings: tuple[str, str, str, str, str]
+    wordings: tuple[str, ...]
     checks: dict[str, str]
     solution: str
     files: dict[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import pytest
 from termrsi import tasks
 from termrsi.errors import ConfigError
 from termrsi.tasks import bundled
+from termrsi.tasks.bundled.recipe import Draw
 from termrsi.tasks.bundled.words import SPLITS, pool
 
 SEEDS = range(3)
@@ -61,7 +62,22 @@ def test_splits_share_no_instruction_no_seed_and_no_wording(suites: dict[str, li
         assert not {seed for _, seed in keys[a]} & {seed for _, seed in keys[b]}
         assert not {template for template, _ in keys[a]} & {template for template, _ in keys[b]}
         assert not set(pool(a)) & set(pool(b))
-    assert {template for template, _ in keys["train"]} == {0, 1, 2}
+    assert {template % 5 for template, _ in keys["train"]} == {0, 1, 2}
+
+
+def test_every_wording_says_it_in_its_own_words() -> None:
+    """Wordings come in fives, three for train and one for each other split, and none stands twice in a recipe."""
+    for family, makers in bundled.RECIPES.items():
+        for level, maker in enumerate(makers, 1):
+            wordings = maker(Draw(family, level, "train", 0)).wordings
+            assert len(wordings) % 5 == 0, (family, level)
+            assert len({w.lower() for w in wordings}) == len(wordings), (family, level)
+
+
+def test_seeds_go_through_the_wordings_of_their_split(tmp_path: Path) -> None:
+    for split, expected in (("train", {0, 1, 2, 5, 6, 7, 10, 11, 12}), ("validation", {3, 8, 13}), ("heldout", {4, 9, 14})):
+        paths = bundled.generate(tmp_path / split, split=split, seeds=range(9), levels=[1], families=["move"])
+        assert {tomllib.loads((path / "task.toml").read_text())["metadata"]["template"] for path in paths} == expected
 
 
 def test_level_one_is_short_and_names_its_files(suites: dict[str, list[Path]]) -> None:
