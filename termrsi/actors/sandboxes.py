@@ -26,6 +26,7 @@ from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 class SandboxOptions:
     """Size of the pool, default limits of one sandbox, and where images and state lie."""
 
+    backend: str
     concurrency: int
     memory_mb: int
     disk_mb: int
@@ -37,21 +38,21 @@ class SandboxOptions:
 
 @ray.remote(max_restarts=0)
 class SandboxActor:
-    """Hosts one LocalPool and the verifier."""
+    """Hosts one HostPool and the verifier."""
 
     def __init__(self, options: SandboxOptions) -> None:
         from termrsi.reward.verifier import HarborVerifier
-        from termrsi.sandbox.local_pool import LocalPool
+        from termrsi.sandbox.host_pool import HostPool
+        from termrsi.sandbox.machines import Limits
 
-        self._pool = LocalPool(
+        self._pool = HostPool(
             size=options.concurrency,
             cache_dir=options.cache_dir,
             state_dir=options.state_dir,
-            memory_mb=options.memory_mb,
-            disk_mb=options.disk_mb,
-            pids=options.pids,
-            network=options.network,
+            backend=options.backend,
+            limits=Limits(memory_mb=options.memory_mb, disk_mb=options.disk_mb, pids=options.pids, network=options.network),
         )
+        self._backend = options.backend
         self._verifier = HarborVerifier()
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, until the lease ends
         self._leased: dict[str, Sandbox] = {}
@@ -61,7 +62,7 @@ class SandboxActor:
         """Raises SandboxError if sandboxes cannot be made on this node."""
         from termrsi.sandbox.check import probe
 
-        if missing := await probe():
+        if missing := await probe(backend=self._backend):
             raise SandboxError("; ".join(missing), "sandbox pool", "`termrsi doctor` on this node says more")
         return True
 

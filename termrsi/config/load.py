@@ -174,8 +174,6 @@ def _check_sizes(config: Config) -> None:
         own.object_store_mb,
     ):
         raise ConfigError("num_cpus and object_store_mb are of a Ray that the run starts itself", "cluster", "take them away")
-    if config.sandbox.backend not in {"local"}:
-        raise ConfigError(f"unknown backend {config.sandbox.backend!r}", "sandbox.backend", "valid: local")
     model = config.model.path
     if model != "embedded" and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")

@@ -89,8 +89,8 @@ class ModelConfig:
 
 @dataclass(slots=True, kw_only=True)
 class SandboxConfig:
-    """Memory and disk bound what a task may ask for. `network`: "none", or "host" for tasks that ask for one: they then see the
-    host's own network, and whatever listens there."""
+    """Memory and disk bound what a task may ask for. `network`: "none", or "host" for tasks that ask for one: on the local backend
+    they then see the host's own network, and whatever listens there; on Docker the engine's default network."""
 
     backend: str = "local"
     concurrency: int = 16  # live sandboxes at once
@@ -101,6 +101,7 @@ class SandboxConfig:
 
     def __post_init__(self) -> None:
         _at_least("sandbox", 1, concurrency=self.concurrency, memory_mb=self.memory_mb, disk_mb=self.disk_mb, pids=self.pids)
+        _one_of("sandbox.backend", self.backend, "local", "docker")
         _one_of("sandbox.network", self.network, "none", "host")
 
 

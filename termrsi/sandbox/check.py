@@ -1,4 +1,4 @@
-"""Whether this machine can run local sandboxes: looked at, then tried. Used before any engine starts."""
+"""Whether this machine can run sandboxes of a backend: looked at, then tried. Used before any engine starts."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from termrsi.errors import SandboxError
+from termrsi.sandbox import docker
 from termrsi.sandbox.local import LocalOptions, LocalSandbox
 
 KERNEL_SWITCHES = (
@@ -22,13 +23,22 @@ KERNEL_SWITCHES = (
 )
 
 
-def why_not(state_dir: Path | str | None = None) -> list[str]:
-    """One sentence per thing that is missing; empty if a trivial sandbox really ran. Not from inside an event loop."""
-    return asyncio.run(probe(state_dir))
+def why_not(state_dir: Path | str | None = None, *, backend: str = "local") -> list[str]:
+    """One sentence per thing that is missing; empty if sandboxes can be made. Not from inside an event loop.
+
+    `local`: a trivial sandbox really ran. `docker`: the engine answers; which images it has, each task says.
+    """
+    return asyncio.run(probe(state_dir, backend=backend))
 
 
-async def probe(state_dir: Path | str | None = None) -> list[str]:
+async def probe(state_dir: Path | str | None = None, *, backend: str = "local") -> list[str]:
     """`why_not` inside an event loop."""
+    if backend == "docker":
+        try:
+            await asyncio.to_thread(docker.client)
+        except SandboxError as error:
+            return [str(error)]
+        return []
     reasons = await asyncio.to_thread(_missing)
     try:
         await _try(state_dir)

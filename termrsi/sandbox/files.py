@@ -8,10 +8,12 @@ program of the sandbox takes part, so an agent that replaced `tar` changes nothi
 
 import contextlib
 import ctypes
+import io
 import os
 import shutil
 import stat
 import struct
+import tarfile
 from pathlib import Path, PurePosixPath
 
 from termrsi.sandbox.tree import extents
@@ -64,6 +66,54 @@ def get(root_fd: int, source: str, target: Path) -> None:
             raise OSError(f"not a file or a directory: {source}")
     finally:
         os.close(fd)
+
+
+def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int) -> None:
+    """A streamed archive of one file, or of a directory whose contents go to `target`. As `get`: links are never followed.
+
+    Raises OSError for a file larger than `largest_bytes`, and for a name that leaves the archive.
+    """
+    whole = target.is_dir()
+    for member in archive:
+        parts = PurePosixPath(member.name).parts
+        if ".." in parts or member.name.startswith("/"):
+            raise OSError(f"a name that leaves the archive: {member.name}")
+        if member.size > largest_bytes:
+            raise OSError(f"{member.name} is said to have {member.size} bytes, more than the disk allowed")
+        if whole and len(parts) < 2:
+            continue
+        path = target.joinpath(*parts[1:]) if whole else target
+        _real_parents(target if whole else target.parent, path)
+        if member.issym():
+            path.unlink(missing_ok=True)
+            path.symlink_to(member.linkname)
+        elif member.isdir():
+            if path.is_symlink():
+                path.unlink()
+            path.mkdir(exist_ok=True)
+        elif member.islnk():
+            first = target.joinpath(*PurePosixPath(member.linkname).parts[1:])
+            _real_parents(target, first)
+            if first.is_file() and not first.is_symlink():
+                path.unlink(missing_ok=True)
+                shutil.copy2(first, path)
+        elif member.isreg():
+            path.unlink(missing_ok=True)
+            with path.open("xb") as writer, archive.extractfile(member) or io.BytesIO() as reader:
+                shutil.copyfileobj(reader, writer, 1 << 20)
+            path.chmod(member.mode & 0o777)
+            os.utime(path, (member.mtime, member.mtime))
+
+
+def _real_parents(top: Path, path: Path) -> None:
+    """The directories between, made where they are missing; a link among them is replaced, never walked through."""
+    top.mkdir(parents=True, exist_ok=True)
+    here = top
+    for name in path.relative_to(top).parts[:-1]:
+        here /= name
+        if here.is_symlink():
+            here.unlink()
+        here.mkdir(exist_ok=True)
 
 
 def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:

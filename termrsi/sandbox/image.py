@@ -56,11 +56,13 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
     if not environment.context or not path.is_file():
         if environment.docker_image:
             raise TaskError(
-                f"needs the image {environment.docker_image}, which the local backend cannot fetch", environment.context
+                f"needs the image {environment.docker_image}, which the local backend cannot fetch",
+                environment.context,
+                "sandbox.backend=docker can",
             )
         return Image(workdir=environment.workdir or "", digest="")
     steps = dockerfile.parse(path)
-    key = await asyncio.to_thread(_key, path, context)
+    key = await asyncio.to_thread(key_of, path, context)
     home = Path(cache_dir).absolute() / "images" / key
     if not (home / "image.json").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +121,7 @@ async def _lock(path: Path) -> int:
         raise
 
 
-def _key(path: Path, context: Path) -> str:
+def key_of(path: Path, context: Path) -> str:
     """Of the Dockerfile, every file of its context with its mode, the user and this format."""
     total = hashlib.sha256(repr((FORMAT, os.geteuid())).encode())
     for file in [path, *_context_files(context)]:

@@ -20,6 +20,7 @@ from termrsi.errors import ConfigError, SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import cgroups, files, host, layers, tree
+from termrsi.sandbox.fd_wire import FdWire
 from termrsi.sandbox.image import Image
 from termrsi.sandbox.launcher import Control, shared
 from termrsi.sandbox.shell import Shell
@@ -28,6 +29,7 @@ T = TypeVar("T")
 CLOSE_S = 5.0
 KILLED_S = 60.0  # a killed process ends within this, or the machine is broken
 LOG = logging.getLogger(__name__)
+CANNOT: dict[str, str] = {}  # what another backend can, and this one cannot
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -208,16 +210,13 @@ class LocalSandbox:
         target.parent.mkdir(parents=True)
         await self._in_thread(lambda: tree.copy(f"/proc/self/fd/{self._upper_fd}", str(target)))
 
-    async def start_shell(self, argv: list[str], env: Mapping[str, str], cwd: str, numbers: list[int], fds: list[int]) -> None:
-        """For `shell.Shell`."""
-        await self._live_control().request("shell", fds, argv=argv, env=dict(env), cwd=cwd, numbers=numbers)
+    async def _start_bash(self, argv: list[str], cwd: str, numbers: list[int], fds: list[int]) -> None:
+        await self._live_control().request("shell", fds, argv=argv, env=self._env, cwd=cwd, numbers=numbers)
 
-    async def signal_shell(self, signal: int) -> None:
+    async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
         """For `shell.Shell`."""
-        await self._live_control().request("signal", signal=signal)
-
-    async def kill_since(self, last_pid: int, tick: int, give_up_s: float) -> bool:
-        """For `shell.Shell`."""
+        if signal:
+            await self._live_control().request("signal", signal=signal)
         # Without a last pid (a kernel that does not tell it) the tick decides alone.
         reply = await self._live_control().request("kill_since", last=last_pid or 1 << 30, tick=tick, give_up_s=give_up_s)
         return bool(reply["gone"])
@@ -250,7 +249,7 @@ class LocalSandbox:
         self._control = Control(shared.launch(request))
         self._root_fd, self._upper_fd, self._process_fd = await self._control.ready()
         await self._in_thread(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
-        self._shell = Shell(self, self._env, self._workdir, options.output_limit_bytes)
+        self._shell = Shell(self, FdWire(self._start_bash), self._workdir, options.output_limit_bytes)
         self._control.on_exit = self._shell.ended
         self._control.on_lost = lambda: self._live_shell().lose("process 1 has ended")
         await self._shell.start(self._restored_state)

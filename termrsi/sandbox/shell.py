@@ -1,91 +1,89 @@
-"""The persistent shell: one bash, its commands and its reports on channels that a command cannot reach.
+"""The persistent shell: one bash, its commands and its reports. What the bash itself reads is in `script.py`.
 
-The shell reads its script from a pipe. For each command the owner puts the text into a memory file (the mailbox) and
-writes two fixed lines to that pipe: one sources the mailbox with the report channel closed, one reports `$?`. So a
-command of any size or shape (heredocs, unbalanced quotes, `break`) is one sourced file, and what it prints is only output.
+The shell reads its script from a pipe. For each command the owner puts the text into a file (the mailbox) and writes fixed
+lines to that pipe: one sources the mailbox with the report channel closed, one reports `$?`. So a command of any size or
+shape (heredocs, unbalanced quotes, `break`) is one sourced file, and what it prints is only output.
 
 Sourced, not run in a function, because `declare` must stay global; and because `return` in a signal's trap leaves a
 sourced file, which is how a time-out ends a loop of the shell itself without ending the shell.
+
+How the bytes travel is the backend's: a `Wire`. `fd_wire.py` hands descriptors over, `stream_wire.py` speaks through one stream.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import struct
-import termios
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Protocol
 
 from termrsi.errors import SandboxError
 from termrsi.records import CommandResult
+from termrsi.sandbox.script import EXIT_SIGNAL, UNWIND_SIGNAL, Places
 
-SCRIPT_FD, MAILBOX_FD, REPORT_FD, LIBRARY_FD = 200, 201, 202, 203
-READ_BYTES = 1 << 18
-PIPE_BYTES = 1 << 18
-UNWIND_SIGNAL, EXIT_SIGNAL = 57, 58  # SIGRTMAX-7 and -6: no program uses them
 START_S = 60.0  # a bash on a loaded machine answers within this, or never
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-# The names the shell sets itself, or that describe this one process: not part of the state.
-PRIVATE_NAMES = (
-    "BASH|BASH_*|BASHOPTS|BASHPID|DIRSTACK|EPOCH*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|OPTERR|PIPESTATUS|PPID|RANDOM"
-    "|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_|COMP_WORDBREAKS|__trsi_*"
-)
 
-# `report`: "nonce status last-pid cwd". `dump`: the state as a script; options last, for errexit would end the reading of it.
-LIBRARY = rf"""case "$1" in
-report)
-  {{ \builtin read -r __trsi_last </proc/sys/kernel/ns_last_pid || __trsi_last=0; }} 2>&-
-  \builtin printf '%s %s %s %s\0' "$3" "$2" "$__trsi_last" "$PWD" >&{REPORT_FD}
-  \builtin unset -v __trsi_last
-  \builtin return "$2" ;;
-dump)
-  {{
-    \builtin printf '#state\nbuiltin cd -- %q\n' "$PWD"
-    \builtin umask -p
-    \builtin shopt -p
-    \builtin mapfile -t __trsi_names < <(\builtin compgen -v)
-    for __trsi_name in "${{__trsi_names[@]}}"; do
-      case "$__trsi_name" in
-      {PRIVATE_NAMES}) ;;
-      *) \builtin declare -p -- "$__trsi_name" || : ;;
-      esac
-    done
-    \builtin declare -f
-    \builtin declare -Fx
-    \builtin alias -p
-    \builtin set +o
-    \builtin printf '#end\n'
-  }} >|/proc/self/fd/{MAILBOX_FD} 2>&-
-  \builtin unset -v __trsi_names __trsi_name ;;
-esac
-"""
+class Listener(Protocol):
+    """What a wire tells: the shell."""
 
-PROLOGUE = (
-    f"exec {SCRIPT_FD}<&-; shopt -s expand_aliases\n"
-    f"trap '\\builtin . /proc/self/fd/{LIBRARY_FD} dump' EXIT\n"
-    f"trap '\\builtin return 124' {UNWIND_SIGNAL}; trap '\\builtin exit 124' {EXIT_SIGNAL}\n"
-)
-SOURCE = f"\\builtin . /proc/self/fd/{MAILBOX_FD} {REPORT_FD}>&-\n"
-RESTORE = f"{{ \\builtin . /proc/self/fd/{MAILBOX_FD}; }} >/dev/null 2>&1\n"
-DUMP = f"{{ \\builtin . /proc/self/fd/{LIBRARY_FD} dump; }} 2>&-\n"
-REPORT = f'{{{{ \\builtin . /proc/self/fd/{LIBRARY_FD} report "$?" {{nonce}}; }}}} 2>&-\n'
+    def on_output(self, data: bytes) -> None: ...
+
+    def on_report(self, fields: bytes) -> None:
+        """ "nonce status last-pid shell-pid cwd"."""
+        ...
+
+    def ended(self, status: int) -> None:
+        """Bash has ended: in a command, or between two (the memory limit, a `kill` left in the background)."""
+        ...
+
+
+class Wire(Protocol):
+    """The bytes between the owner and one bash after the other. One event loop."""
+
+    @property
+    def places(self) -> Places: ...
+
+    async def open(self, listener: Listener, cwd: str) -> None:
+        """Starts a bash and listens to it; what was open before is closed. Raises SandboxError."""
+        ...
+
+    def send(self, command: bytes | None, lines: str, *, status: int, nonce: str) -> None:
+        """`lines` to the script; before them `command`, if any, into the mailbox. `$?` is `status`; a report of `nonce` comes."""
+        ...
+
+    def send_state(self, state: bytes | None) -> str:
+        """The script's lines that restore `state`; None: what the bash before left, if it is there."""
+        ...
+
+    def attend(self, listening: bool) -> None:
+        """Whether a command runs whose output is to be read as it comes."""
+        ...
+
+    def drain(self) -> None:
+        """Tells what has been printed by now and was not told yet."""
+        ...
+
+    def keep(self) -> bytes | None:
+        """The state that a bash which has just ended left, if it must be kept here; None: it lies where the next finds it."""
+        ...
+
+    async def state(self) -> bytes:
+        """What `dump` wrote, b"" if it did not come to its end."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Host(Protocol):
-    """Where the shell's process lives: what the backend does for it."""
+    """What the backend does for the shell's process."""
 
-    async def start_shell(self, argv: list[str], env: Mapping[str, str], cwd: str, numbers: list[int], fds: list[int]) -> None:
-        """Starts bash with `fds[i]` as its descriptor `numbers[i]`; its end is told by `Shell.ended`."""
-        ...
+    async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
+        """Ends every process but the shell begun after `last_pid`, or after that clock tick; whether all are gone.
 
-    async def signal_shell(self, signal: int) -> None: ...
-
-    async def kill_since(self, last_pid: int, tick: int, give_up_s: float) -> bool:
-        """Ends every process but the shell begun after `last_pid`, or after that clock tick; whether all are gone."""
+        Before that the shell itself gets `signal`, if it is not 0.
+        """
         ...
 
     async def kill_all(self) -> int:
@@ -117,66 +115,46 @@ class Collector:
             self._tail_bytes -= dropped
             self.omitted_bytes += dropped
 
-    def text(self) -> str:
+    def text(self, mailbox: str) -> str:
         tail = b"".join(self._tail)
         excess = max(len(tail) - self._half, 0)
         self.omitted_bytes += excess
         self._tail, self._tail_bytes = deque([tail[excess:]]), len(tail) - excess
         head = bytes(self._head)
         # A trace (`set -x`) of our own line, and the name under which bash knows the mailbox.
-        noise = f"+ builtin . /proc/self/fd/{MAILBOX_FD}\n".encode()
-        head = head.removeprefix(noise).replace(f"/proc/self/fd/{MAILBOX_FD}: line ".encode(), b"bash: line ")
+        noise = f"+ builtin . {mailbox}\n".encode()
+        head = head.removeprefix(noise).replace(f"{mailbox}: line ".encode(), b"bash: line ")
         note = f"\n[... {self.omitted_bytes} bytes omitted ...]\n".encode() if self.omitted_bytes else b""
         return (head + note + tail[excess:]).decode("utf-8", "replace")
 
 
 class Shell:
-    """Runs commands one at a time in a bash that its `host` starts. Raises SandboxError once `lose` was called."""
+    """Runs commands one at a time in a bash that its `wire` starts. Raises SandboxError once `lose` was called."""
 
-    def __init__(self, host: Host, env: Mapping[str, str], cwd: str, output_limit_bytes: int) -> None:
+    def __init__(self, host: Host, wire: Wire, cwd: str, output_limit_bytes: int) -> None:
         self._host = host
-        self._env = dict(env)
+        self._wire = wire
         self._cwd = cwd
         self._limit = output_limit_bytes
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
-        self._mailbox = os.memfd_create("command", os.MFD_CLOEXEC)
-        self._library = os.memfd_create("library", os.MFD_CLOEXEC)
-        os.write(self._library, LIBRARY.encode())
-        self._script = self._report = self._output = -1
-        self._frame = bytearray()
         self._last_pid = 0
+        self._status = 0  # what `$?` is in the shell
         self._nonce = ""
         self._done: asyncio.Future[tuple[int, bool]] | None = None  # (status, whether the shell itself has ended)
         self._collector = Collector(output_limit_bytes)
         self._lost = ""
         self._closed = False
         self._dead = False  # bash has ended, and none was started in its place
+        self.pid = 0  # of bash, as the sandbox numbers its processes
 
-    async def start(self, state: bytes = b"") -> None:
-        """A bash that answers, with `state` (from `dump`) restored. Raises SandboxError."""
-        self._close_pipes()
-        script_r, self._script = os.pipe2(os.O_CLOEXEC)
-        self._report, report_w = os.pipe2(os.O_CLOEXEC)
-        self._output, output_w = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a user's total is limited; the usual 64 KiB do as well
-            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        for fd in (self._report, self._output, self._script):
-            os.set_blocking(fd, False)
-        self._frame.clear()
-        self._loop.add_reader(self._report, self._on_report)
-        numbers = [1, 2, SCRIPT_FD, MAILBOX_FD, REPORT_FD, LIBRARY_FD]
-        fds = [output_w, output_w, script_r, self._mailbox, report_w, self._library]
-        argv = ["bash", "--norc", "--noprofile", f"/proc/self/fd/{SCRIPT_FD}"]
+    async def start(self, state: bytes | None = b"") -> None:
+        """A bash that answers, with `state` (from `dump`) restored; None: what the one before left. Raises SandboxError."""
         self._done = self._loop.create_future()
         self._dead = False
-        try:
-            await self._host.start_shell(argv, self._env, self._cwd, numbers, fds)
-        finally:
-            for fd in (script_r, report_w, output_w):
-                os.close(fd)
-        self._post(state)
-        self._write(PROLOGUE + (RESTORE if state else ""))
+        self._status = 0
+        await self._wire.open(self, self._cwd)
+        self._write(self._wire.places.prologue() + self._wire.send_state(state))
         try:
             async with asyncio.timeout(START_S):
                 _, ended = await self._done
@@ -192,11 +170,10 @@ class Shell:
             started = time.perf_counter()
             last_pid = self._last_pid  # of before: the report that follows an interrupted command brings a later one
             tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S) + 1
-            collector = self._collector = Collector(self._limit)
+            collector = self._collector
             self._done = self._loop.create_future()
-            self._post(command.encode("utf-8", "surrogateescape").replace(b"\0", b"") + b"\n")
-            self._write(SOURCE)
-            self._loop.add_reader(self._output, self._on_output)
+            self._write(self._wire.places.source(), command.encode("utf-8", "surrogateescape").replace(b"\0", b"") + b"\n")
+            self._wire.attend(True)
             timer = self._loop.call_later(timeout_s, self._on_time) if timeout_s is not None else None
             try:
                 status, ended = await self._done
@@ -210,14 +187,14 @@ class Shell:
             finally:
                 if timer is not None:
                     timer.cancel()
-                if self._output >= 0:  # not closed meanwhile
-                    self._loop.remove_reader(self._output)
-            self._drain()
+                self._wire.attend(False)
+            self._wire.drain()
+            self._collector = Collector(self._limit)
             if ended:
-                await self.start(self._state_left())
+                await self.start(self._wire.keep())
             return CommandResult(
                 exit_code=124 if timed_out else status,
-                output=collector.text(),
+                output=collector.text(self._wire.places.command),
                 timed_out=timed_out,
                 duration_s=time.perf_counter() - started,
                 omitted_bytes=collector.omitted_bytes,
@@ -228,14 +205,13 @@ class Shell:
         async with self._lock:
             await self._revive()
             self._done = self._loop.create_future()
-            self._post(b"")
-            self._write(DUMP)
+            self._write(self._wire.places.dump(), b"")
             timer = self._loop.call_later(timeout_s, self._on_time)
             try:
                 await self._done
             finally:
                 timer.cancel()
-            return self._state_left()
+            return await self._wire.state()
 
     async def restart(self, state: bytes = b"") -> None:
         """A new bash in place of one whose processes have been ended."""
@@ -244,7 +220,7 @@ class Shell:
             await self.start(state)
 
     def ended(self, status: int) -> None:
-        """The host tells that bash has ended: in a command, or between two (the memory limit, a `kill` left in the background)."""
+        """See `Listener`."""
         self._dead = True
         if self._done is not None and not self._done.done():
             self._done.set_result((status, True))
@@ -261,9 +237,22 @@ class Shell:
             return
         self.lose("closed")
         self._closed = True
-        self._close_pipes()
-        os.close(self._mailbox)
-        os.close(self._library)
+        self._wire.close()
+
+    def on_output(self, data: bytes) -> None:
+        """See `Listener`."""
+        self._collector.add(data)
+
+    def on_report(self, fields: bytes) -> None:
+        """See `Listener`."""
+        # A subshell inherits a copy of the report channel and may write to it, but not the nonce that we wait for.
+        _, found, rest = fields.rpartition(self._nonce.encode() + b" ")
+        numbers = rest.split(b" ", 3)
+        if found and len(numbers) == 4 and all(number.isdigit() for number in numbers[:3]):
+            self._status, self._last_pid, self.pid = (int(number) for number in numbers[:3])
+            self._cwd = os.fsdecode(numbers[3]) or self._cwd
+            if self._done is not None and not self._done.done():
+                self._done.set_result((self._status, False))
 
     async def _interrupt(self, last_pid: int, tick: int) -> bool:
         """Ends the present command and all it began; whether the shell had to be ended with it.
@@ -272,12 +261,11 @@ class Shell:
         A loop over functions may need the harder signal (its trap leaves the shell, which dumps its state), and a shell
         that hears no trap at all is killed.
         """
-        self._drain()
+        self._wire.drain()
         self._collector = Collector(1)  # what is said from here on ("Killed") is our doing, and is read only to be gone
         done = self._done = self._loop.create_future()
-        for signal, wait_s in ((UNWIND_SIGNAL, 0.05), (EXIT_SIGNAL, 0.2), (EXIT_SIGNAL, 0.2)):
-            await self._host.signal_shell(signal)
-            await self._host.kill_since(last_pid, tick, give_up_s=0.05)
+        for signal, wait_s in ((UNWIND_SIGNAL, 0.1), (EXIT_SIGNAL, 1.0), (EXIT_SIGNAL, 2.0)):  # a loaded machine answers late
+            await self._host.kill_since(last_pid, tick, give_up_s=0.05, signal=signal)
             with contextlib.suppress(TimeoutError):
                 _, ended = await asyncio.wait_for(asyncio.shield(done), wait_s)
                 # Once more, for what the shell began between the two; nothing begins anything now.
@@ -288,94 +276,25 @@ class Shell:
                     done = self._done = self._loop.create_future()
                     self._write("")
                     _, ended = await asyncio.wait_for(asyncio.shield(done), wait_s)
-                self._drain()
+                self._wire.drain()
                 return ended
         await self._host.kill_all()
         return True
 
-    def _state_left(self) -> bytes:
-        """What the shell wrote into the mailbox: its state, or (a killed or replaced shell) only the last directory known."""
-        size = os.fstat(self._mailbox).st_size
-        text = os.pread(self._mailbox, size, 0)
-        if text.startswith(b"#state\n") and text.endswith(b"#end\n"):
-            return text
-        return b""
-
     async def _revive(self) -> None:
         self._check()
         if self._dead:
-            await self.start(self._state_left())
+            await self.start(self._wire.keep())
 
     def _check(self) -> None:
         if self._lost:
             raise SandboxError(f"lost: {self._lost}", "sandbox.shell")
 
-    def _post(self, text: bytes) -> None:
-        os.ftruncate(self._mailbox, 0)
-        view = memoryview(text)
-        offset = 0
-        while offset < len(view):
-            offset += os.pwrite(self._mailbox, view[offset:], offset)
-
-    def _write(self, lines: str) -> None:
+    def _write(self, lines: str, command: bytes | None = None) -> None:
         """Script for the shell, and a report at its end."""
-        # A nonce: a subshell inherits a copy of the report channel and may write to it, but not what we wait for.
         self._nonce = os.urandom(8).hex()
-        # A few hundred bytes into an empty pipe: never blocks. A dead reader is told by `ended`.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._script, (lines + REPORT.format(nonce=self._nonce)).encode())
+        self._wire.send(command, lines + self._wire.places.report(self._nonce), status=self._status, nonce=self._nonce)
 
     def _on_time(self) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result((-1, False))
-
-    def _on_output(self) -> None:
-        try:
-            data = os.read(self._output, READ_BYTES)
-        except BlockingIOError:
-            return
-        if data:
-            self._collector.add(data)
-        else:  # every writer is gone: the shell's end or its report follows
-            self._loop.remove_reader(self._output)
-
-    def _drain(self) -> None:
-        """What is in the pipe at this moment, and no more: a background job may write for ever."""
-        left = struct.unpack("i", fcntl.ioctl(self._output, termios.FIONREAD, b"\0" * 4))[0]
-        while left > 0:
-            try:
-                data = os.read(self._output, min(left, READ_BYTES))
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            self._collector.add(data)
-            left -= len(data)
-
-    def _on_report(self) -> None:
-        try:
-            data = os.read(self._report, 65536)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(self._report)
-            return
-        *frames, rest = (bytes(self._frame) + data).split(b"\0")
-        self._frame[:] = rest[-8192:]
-        for frame in frames:
-            fields = frame.rpartition(self._nonce.encode() + b" ")
-            numbers = fields[2].split(b" ", 2)
-            if fields[1] and len(numbers) == 3 and numbers[0].isdigit() and numbers[1].isdigit():
-                self._last_pid = int(numbers[1])
-                self._cwd = os.fsdecode(numbers[2]) or self._cwd
-                if self._done is not None and not self._done.done():
-                    self._done.set_result((int(numbers[0]), False))
-
-    def _close_pipes(self) -> None:
-        for fd in (self._report, self._output):
-            if fd >= 0:
-                self._loop.remove_reader(fd)
-        for fd in (self._script, self._report, self._output):
-            if fd >= 0:
-                os.close(fd)
-        self._script = self._report = self._output = -1

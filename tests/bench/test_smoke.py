@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import prefix_sharing
+from tests.bench import bench_sandbox, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -11,3 +13,14 @@ def test_prefix_sharing(tmp_path: Path) -> None:
     assert found["tokens_ratio"] > 1.8
     assert found["apart_s"] > 0
     assert found["shared_s"] > 0
+
+
+async def test_sandboxes() -> None:
+    found = await bench_sandbox.measure(commands=3, starts=1, forks=2)
+    assert min(found["local"].values()) > 0
+
+
+@pytest.mark.docker
+async def test_sandboxes_in_docker(docker_engine: tuple[str, str]) -> None:
+    found = await bench_sandbox.measure(*docker_engine, commands=10, starts=1, forks=2)
+    assert set(found) >= {"local", "docker", "docker by hand"}

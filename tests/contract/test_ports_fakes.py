@@ -10,7 +10,7 @@ from termrsi import fakes, ports
 from termrsi.errors import SandboxError
 from termrsi.records import EnvironmentSpec, Snapshot, TaskSpec
 from termrsi.sandbox.check import why_not
-from termrsi.sandbox.local_pool import LocalPool
+from termrsi.sandbox.host_pool import HostPool
 
 TASK = TaskSpec("t", "f", "do", "", EnvironmentSpec(env={"GIVEN": "yes"}))
 
@@ -28,7 +28,7 @@ async def pool(backend: str, tmp_path: Path) -> AsyncIterator[ports.SandboxPool]
     if backend == "fake":
         yield fakes.FakePool(size=4)
         return
-    made = LocalPool(size=4, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="portstest")
+    made = HostPool(size=4, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="portstest")
     yield made
     await made.close()
 

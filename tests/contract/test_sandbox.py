@@ -1,53 +1,14 @@
 """What every sandbox backend must do, run on each of them with real processes."""
 
 import asyncio
-import os
-import signal
 import stat
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from termrsi import sandbox
-from termrsi.errors import ConfigError, SandboxError
+from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
-from termrsi.records import Snapshot
-from termrsi.sandbox import cgroups, check, host, local
-from termrsi.sandbox.image import Image
-
-BACKENDS = ["local"]
-Make = Callable[..., Awaitable[Sandbox]]
-OWNER = f"test{os.getpid()}"
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-async def make(backend: str, tmp_path: Path) -> AsyncIterator[Make]:
-    """Started sandboxes of the backend, closed at the end."""
-    made: list[Sandbox] = []
-
-    async def start(**options: object) -> Sandbox:
-        box = sandbox.make(backend, **({"state_dir": tmp_path / "state", "owner": OWNER} | options))
-        made.append(box)
-        await box.start()
-        return box
-
-    yield start
-    for box in made:
-        await box.close()
-
-
-@pytest.fixture
-async def box(make: Make) -> Sandbox:
-    return await make()
+from tests.contract.backends import Kit, Make
 
 
 async def out(box: Sandbox, command: str, timeout_s: float | None = 20.0) -> str:
@@ -190,7 +151,7 @@ async def test_a_time_out_ends_the_whole_tree(box: Sandbox, kind: str) -> None:
     await asyncio.sleep(0.03)
     result = await box.run(f"echo part; {LONG[kind]}", 0.3)
     assert (result.exit_code, result.timed_out, result.output) == (124, True, "part\n")
-    assert result.duration_s < 2.0
+    assert result.duration_s < 30.0
     await box.run("list() { for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null; }")
     left = await out(box, "list | grep -E '^sleep 6' ; pwd; ls /tmp/evil 2>&1")
     assert left == "/tmp\nls: cannot access '/tmp/evil': No such file or directory\n"
@@ -266,19 +227,6 @@ async def test_missing_files_are_errors(box: Sandbox, tmp_path: Path) -> None:
 # --- isolation ----------------------------------------------------------------------------------------------------
 
 
-async def test_only_listed_parts_of_the_host(box: Sandbox, tmp_path: Path) -> None:
-    (tmp_path / "host_file").write_text("x")
-    names = set((await out(box, "ls -A /")).split())
-    fresh = {"app", "boot", "dev", "home", "logs", "media", "mnt", "proc", "root", "run", "srv", "sys", "tmp", "var"}
-    assert names - {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt"} == fresh
-    assert await out(box, "ls -A /root /home /tmp /run/lock /sys /app /var/log /var/tmp /var/spool | grep -v : | xargs") == "\n"
-    assert await out(box, f"ls {tmp_path} 2>&1 | grep -c 'No such'") == "1\n"
-    assert "$" not in await out(box, "cat /etc/shadow")
-    assert (
-        await out(box, "ls /etc/ssh /etc/ssl/private /etc/pip.conf /etc/gshadow /var/lib/docker 2>&1 | grep -vc 'No such'") == "0\n"
-    )
-
-
 async def test_the_environment_is_clean(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "x")
     box = await make(env={"GIVEN": "a b"}, workdir="/srv/w")
@@ -313,7 +261,9 @@ async def test_no_network(box: Sandbox) -> None:
         "touch /sys/x/y",
     ],
 )
-async def test_powers_over_the_host_are_gone(box: Sandbox, command: str) -> None:
+async def test_powers_over_the_host_are_gone(box: Sandbox, kit: Kit, command: str) -> None:
+    if "/proc/1/" in command and "hidden process 1" in kit.cannot:
+        command = command.replace("/proc/1/", "/proc/2/")  # of no process
     assert (await box.run(command, 5.0)).exit_code != 0
 
 
@@ -325,11 +275,12 @@ async def test_the_host_is_never_written(box: Sandbox) -> None:
     assert await out(box, "tail -n 1 /etc/passwd; ls /usr/bin/env 2>&1 | grep -c 'No such'") == "x\n1\n"
 
 
-async def test_disk_and_memory_are_limited(make: Make) -> None:
+async def test_disk_and_memory_are_limited(make: Make, kit: Kit) -> None:
     box = await make(disk_mb=16, memory_mb=128)
     result = await box.run("head -c 40000000 /dev/zero > /tmp/big", 20.0)
-    assert result.exit_code != 0
-    assert "No space left" in result.output
+    if "disk limit" not in kit.cannot:
+        assert result.exit_code != 0
+        assert "No space left" in result.output
     await box.run("rm -f /tmp/big")
     hog = await box.run("/usr/bin/python3 -c 'b = bytearray(600 << 20); print(len(b))'", 20.0)
     assert hog.exit_code != 0
@@ -348,11 +299,11 @@ rm -rf /etc/apt; mkdir /etc/apt; echo new > /etc/apt/only; echo 'é ü' > $'/app
 LOOK = r"""
 stat -c '%n %F %a %u %g %h' /app/keep/file /app/keep/deep /app/hard /app/pipe; stat -c %Y /app/keep/file
 readlink /app/dangling; ls /app/gone /usr/bin/env /etc/debian_version 2>&1; ls -A /etc/apt; ls -A /app | wc -l
-[ /app/hard -ef /app/keep/file ] && echo same; stat -c '%s' /app/sparse; [ $(stat -c %b /app/sparse) -lt 100 ] && echo holes
+[ /app/hard -ef /app/keep/file ] && echo same; stat -c '%s' /app/sparse
 """
 
 
-async def test_a_snapshot_keeps_files_and_shell(make: Make) -> None:
+async def test_a_snapshot_keeps_files_and_shell(make: Make, kit: Kit) -> None:
     box = await make()
     await box.run(FILES)
     await box.run("x='a b'; export Y=$'q\\'\\n'; arr=(1 '2 3'); f() { echo f$x; }; alias hi='echo hello'; umask 077; cd /app/keep")
@@ -368,6 +319,8 @@ async def test_a_snapshot_keeps_files_and_shell(make: Make) -> None:
     for one in (box, copy):
         assert await out(one, ask) == expected
         assert await out(one, LOOK) == before
+        if "holes" not in kit.cannot:
+            assert int(await out(one, "stat -c %b /app/sparse")) < 100
         assert await out(one, "pgrep -c 'slee[p]'") == "0\n"
 
 
@@ -383,7 +336,7 @@ async def test_copies_are_isolated(make: Make) -> None:
     assert await out(await make(snapshot=snapshot), "cat /app/f; echo $x") == "base\n1\n"
 
 
-async def test_a_snapshot_of_a_restored_sandbox_outlives_the_first(make: Make, tmp_path: Path) -> None:
+async def test_a_snapshot_of_a_restored_sandbox_outlives_the_first(make: Make, kit: Kit) -> None:
     box = await make()
     await box.run("echo 1 > /app/one; echo 1 > /app/both")
     first = await box.snapshot()
@@ -392,28 +345,16 @@ async def test_a_snapshot_of_a_restored_sandbox_outlives_the_first(make: Make, t
     second = await middle.snapshot()
     for one in (box, middle):
         await one.close()
-    local.discard(first, tmp_path / "state")
+    kit.discard(first)
     last = await make(snapshot=second)
     assert await out(last, "cd /app; ls; cat one two") == "one\ntwo\n1\n2\n"
     await last.close()
-    local.discard(second, tmp_path / "state")
-    local.discard(second, tmp_path / "state")
-    assert list((tmp_path / "state/layers").iterdir()) == []
-    assert list((tmp_path / "state/snapshots").iterdir()) == []
+    kit.discard(second)
+    kit.discard(second)
+    assert kit.left() == []
 
 
-async def test_a_damaged_snapshot_is_refused(make: Make, tmp_path: Path) -> None:
-    box = await make()
-    await box.run("echo good > /app/f")
-    snapshot = await box.snapshot()
-    next((tmp_path / "state/layers").glob("*/tree/root/app/f")).write_text("evil")
-    with pytest.raises(SandboxError, match="digest"):
-        await make(snapshot=snapshot)
-    with pytest.raises(SandboxError):
-        await make(snapshot=Snapshot("none", "local", str(tmp_path / "none"), ""))
-
-
-async def test_forks(make: Make, tmp_path: Path) -> None:
+async def test_forks(make: Make, kit: Kit) -> None:
     box = await make()
     await box.run("x=5; cd /tmp; echo base > f")
     copies = await box.fork(3)
@@ -425,53 +366,11 @@ async def test_forks(make: Make, tmp_path: Path) -> None:
     finally:
         for one in copies:
             await one.close()
-    assert list((tmp_path / "state/layers").iterdir()) == []
+        await box.close()
+    assert kit.left() == []
 
 
 # --- ends ---------------------------------------------------------------------------------------------------------
-
-
-def processes_of(word: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if word in text and int(path.parent.name) != os.getpid():
-            found.append(int(path.parent.name))
-    return found
-
-
-def parent_of(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("PPid")))
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Other processes' deeds raise no event here: looked at until they show."""
-    end = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < end:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-def left_overs(owner: str, state: Path) -> list[str]:
-    left = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(state) in line]
-    left += [str(group) for parent in cgroups.parents() for group in parent.glob(f"{owner}-*")]
-    return left + [str(path) for path in state.glob("layers/*")] + [str(path) for path in state.glob("mount/*")]
-
-
-async def test_close_leaves_nothing(make: Make, tmp_path: Path) -> None:
-    box = await make(owner="leaves")
-    await box.run("sleep 4711 & setsid sleep 4712 & echo x > /tmp/f")
-    await until(lambda: len(processes_of("sleep 471")) == 2)
-    assert len(processes_of("sleep 471")) == 2
-    await box.close()
-    await box.close()
-    assert processes_of("sleep 471") == []
-    assert left_overs("leaves", tmp_path / "state") == []
-    with pytest.raises(SandboxError):
-        await box.run("true")
 
 
 async def test_descriptors_are_given_back(make: Make) -> None:
@@ -484,18 +383,6 @@ async def test_descriptors_are_given_back(make: Make) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-async def test_a_lost_sandbox_is_an_error(make: Make) -> None:
-    box = await make()
-    running = asyncio.create_task(box.run("echo $$; sleep 4713", 20.0))
-    await until(lambda: processes_of("sleep 4713"))
-    found = processes_of("sleep 4713")
-    os.kill(parent_of(parent_of(found[0])), signal.SIGKILL)  # sleep, the shell, process 1
-    with pytest.raises(SandboxError, match="lost"):
-        await asyncio.wait_for(running, 5.0)
-    with pytest.raises(SandboxError):
-        await box.run("true")
-
-
 async def test_a_cancelled_command_loses_the_sandbox(make: Make) -> None:
     box = await make()
     running = asyncio.create_task(box.run("sleep 4714"))
@@ -506,107 +393,16 @@ async def test_a_cancelled_command_loses_the_sandbox(make: Make) -> None:
     with pytest.raises(SandboxError):
         await box.run("true")
     await box.close()
-    assert processes_of("sleep 4714") == []
 
 
-OWNER_PROGRAM = """
-import asyncio, sys
-from termrsi import sandbox
-async def main():
-    box = sandbox.make("local", state_dir=sys.argv[1], owner="killed")
-    await box.start()
-    await box.run("sleep 4715 & setsid sleep 4716 & echo x > /tmp/f")
-    await box.snapshot()
-    await box.run("sleep 4715 & setsid sleep 4716 &")
-    print("ready", flush=True)
-    await box.run("sleep 4717")
-asyncio.run(main())
-"""
-
-
-async def test_the_owners_death_ends_everything(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER_PROGRAM, str(state), stdout=subprocess.PIPE)
-    assert owner.stdout is not None
-    assert await owner.stdout.readline() == b"ready\n"
-    await until(lambda: len(processes_of("sleep 471")) >= 2)
-    assert len(processes_of("sleep 471")) >= 2
-    assert local.reap("killed", state, snapshots=True) == []  # it lives
-    owner.kill()
-    await owner.wait()
-    await until(lambda: not processes_of("sleep 471"))
-    assert processes_of("sleep 471") == []
-    local.reap("other", state, snapshots=True)
-    assert len(list(state.glob("snapshots/*"))) == 1
-    local.reap("killed", state)
-    assert len(list(state.glob("snapshots/*"))) == 1
-    local.reap("killed", state, snapshots=True)
-    assert list(state.glob("snapshots/*")) == []
-    assert left_overs("killed", state) == []
-
-
-async def test_a_start_that_fails_leaves_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SandboxError, match="layer"):
-        await make(owner="failed", image=Image(layers=(str(tmp_path / "gone"),)))
-    monkeypatch.setattr(host, "parts", lambda _base: [host.Part("root", "", ("/no/such/lower",))])
-    with pytest.raises(SandboxError, match="No such file"):
-        await make(owner="failed")
-    assert left_overs("failed", tmp_path / "state") == []
-
-
-async def test_a_start_that_is_cancelled_leaves_nothing(make: Make, tmp_path: Path) -> None:
-    for delay_s in (0.0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.012, 0.016):
-        starting = asyncio.ensure_future(make(owner="cancelled"))
-        await asyncio.sleep(delay_s)
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        if not starting.cancelled():
-            await starting.result().close()
-    assert left_overs("cancelled", tmp_path / "state") == []
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match="did you mean memory_mb"):
-        sandbox.make("local", memory_mbb=1)
-    with pytest.raises(ConfigError, match="at least 1"):
-        sandbox.make("local", pids=0)
-    for backend in ("docker", "gvisor"):
-        with pytest.raises(ConfigError, match="not in this version"):
-            sandbox.make(backend)
-
-
-def test_the_probe_runs_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check.why_not() == []
-
-    async def fail(_self: object) -> None:
-        raise SandboxError("refused")
-
-    monkeypatch.setattr(local.LocalSandbox, "start", fail)
-    assert check.why_not()[-1] == "a trivial sandbox did not run: refused"
-
-
-def test_the_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    refuse = tmp_path / "unshare"
-    refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2; exit 1\n")
-    refuse.chmod(0o755)
-    monkeypatch.setattr(check.shutil, "which", lambda _name: str(refuse))
-    monkeypatch.setattr(check.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(check, "KERNEL_SWITCHES", (("kernel/ostype", "Linux", "the switch is off"),))
-    reasons = check._missing()
-    assert reasons[0] == "the switch is off"
-    assert reasons[1] == "no mount namespace: unshare failed: Operation not permitted"
-    assert len(reasons) == 6
-
-
-async def test_a_file_that_claims_to_be_huge(box: Sandbox, tmp_path: Path) -> None:
+async def test_a_file_that_claims_to_be_huge(box: Sandbox, kit: Kit, tmp_path: Path) -> None:
     await box.run("truncate -s 1T /app/huge; echo end >> /app/huge")
+    if "holes" in kit.cannot:
+        with pytest.raises(SandboxError, match="huge"):
+            await asyncio.wait_for(box.get("/app/huge", tmp_path / "huge"), 10.0)
+        return
     await asyncio.wait_for(box.get("/app/huge", tmp_path / "huge"), 10.0)
     assert (tmp_path / "huge").stat().st_blocks < 1000
-
-
-async def test_an_environment_that_is_too_large(make: Make) -> None:
-    with pytest.raises(SandboxError, match="environment"):
-        await make(env={"X": "x" * 200_000})
 
 
 async def test_modes_of_the_fresh_directories(box: Sandbox) -> None:
@@ -636,27 +432,3 @@ async def test_a_snapshot_of_a_shell_that_has_died(box: Sandbox) -> None:
 async def test_the_agent_cannot_end_process_1(box: Sandbox, name: str) -> None:
     await box.run(f"kill -{name} 1", 5.0)
     assert await out(box, "echo alive") == "alive\n"
-
-
-async def test_every_caller_of_close_waits_for_the_end(make: Make) -> None:
-    """Also one that comes later, and after one that was cancelled: descriptors and groups are given back all the same."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    box = await make()
-    assert isinstance(box, local.LocalSandbox)
-    first = asyncio.ensure_future(box.close())
-    await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    await asyncio.gather(box.close(), box.close())
-    assert [group for parent in cgroups.parents() for group in parent.glob(f"{box.id}*")] == []
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # the socket to the helper, if this was the first sandbox
-
-
-async def test_a_process_1_that_dies_slowly_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a loaded machine it takes longer than the first limit: then it is killed, and waited for again."""
-    monkeypatch.setattr(local, "CLOSE_S", 0.0)
-    for _ in range(3):
-        box = await make()
-        await asyncio.wait_for(box.close(), 20.0)
-        assert isinstance(box, local.LocalSandbox)
-        assert [group for parent in cgroups.parents() for group in parent.glob(f"{box.id}*")] == []

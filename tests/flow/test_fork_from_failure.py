@@ -13,7 +13,7 @@ from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
 from termrsi.records import Completion, Limits, RecoveryPoint, SamplingParams, ScoredRollout, WeightsVersion
 from termrsi.reward.verifier import HarborVerifier
-from termrsi.sandbox.local_pool import LocalPool
+from termrsi.sandbox.host_pool import HostPool
 from termrsi.tasks import bundled, load_dir
 
 CHAT = ChatFormat(FakeTokenizer())
@@ -39,7 +39,7 @@ def bash(command: str) -> str:
 
 async def test_recovery_starts_from_the_failure_state_itself(tmp_path: Path) -> None:
     (task,) = load_dir(bundled.ensure(tmp_path / "tasks", split="train", seeds=range(1), levels=[1], families=["copy"])).tasks
-    pool = LocalPool(size=4, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="recovery")
+    pool = HostPool(size=4, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="recovery")
     options = {"harness": "react", "sampling": SamplingParams(), "limits": Limits(max_turns=4), "seed": 0}
 
     async def play(specs: list, replies: Sequence[str]) -> list[ScoredRollout]:

@@ -1,4 +1,4 @@
-"""`ports.SandboxPool` over local sandboxes: drives `pool.Pool`, builds images, starts and closes."""
+"""`ports.SandboxPool` of one host: drives `pool.Pool`, has sandboxes made by a backend (`machines.py`), starts and closes them."""
 
 import asyncio
 import logging
@@ -10,8 +10,8 @@ from pathlib import Path
 from termrsi.errors import SandboxError, TaskError
 from termrsi.ports import Sandbox
 from termrsi.records import Snapshot, TaskSpec
-from termrsi.sandbox import image, layers, local
-from termrsi.sandbox.local import LocalOptions, LocalSandbox
+from termrsi.sandbox import machines
+from termrsi.sandbox.machines import Limits, Machines
 from termrsi.sandbox.pool import Close, Command, Grant, Late, Pool, Start, State
 
 LOG = logging.getLogger(__name__)
@@ -21,33 +21,28 @@ LOG = logging.getLogger(__name__)
 class _Request:
     task: TaskSpec
     snapshot: Snapshot | None
-    granted: "asyncio.Future[LocalSandbox]"
-    sandbox: LocalSandbox | None = None
+    granted: "asyncio.Future[Sandbox]"
+    sandbox: Sandbox | None = None
     starting: "asyncio.Task[None] | None" = None
 
 
 @dataclass(slots=True, kw_only=True)
-class LocalPool:
+class HostPool:
     """Leases at most `size` sandboxes at a time. One event loop owns it; `close` ends everything.
 
-    A task's environment may ask for memory and disk up to these limits, and for CPUs; for the network only where `network` is
-    set: the local backend has the host's or none. A lease longer than `lease_limit_s` is logged with its task and closed: its
-    holder then meets SandboxError.
+    A lease longer than `lease_limit_s` is logged with its task and closed: its holder then meets SandboxError.
     """
 
     size: int
     cache_dir: Path | str
     state_dir: Path | str | None = None
     owner: str = "none"
-    memory_mb: int = 2048
-    disk_mb: int = 1024
-    pids: int = 256
-    cpus: float | None = None
-    network: bool = False
+    backend: str = "local"
+    limits: Limits = field(default_factory=Limits)
     lease_limit_s: float = 7200.0
     start_limit_s: float = 900.0  # image build included
     tick_s: float = 5.0
-    output_limit_bytes: int = 1 << 20
+    _machines: Machines = field(init=False)
     _pool: Pool = field(init=False)
     _requests: dict[int, _Request] = field(default_factory=dict, init=False)
     _ids: dict[str, int] = field(default_factory=dict, init=False)  # sandbox name -> number in the pool
@@ -56,6 +51,9 @@ class LocalPool:
     _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self._machines = machines.of(
+            self.backend, self.limits, owner=self.owner, cache_dir=self.cache_dir, state_dir=self.state_dir
+        )
         self._pool = Pool(self.size, {State.STARTING: self.start_limit_s, State.LEASED: self.lease_limit_s, State.CLOSING: 60.0})
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
@@ -64,7 +62,7 @@ class LocalPool:
             raise SandboxError("the pool is closed", task.id)
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self._watch())
-        granted: asyncio.Future[LocalSandbox] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
         number, commands = self._pool.request(snapshot.id if snapshot else task.id, time.monotonic())
         self._requests[number] = _Request(task, snapshot, granted)
         self._do(commands)
@@ -83,7 +81,7 @@ class LocalPool:
 
     async def discard(self, snapshot: Snapshot) -> None:
         """See `ports.SandboxPool`. A second time does nothing."""
-        await asyncio.to_thread(local.discard, snapshot, self.state_dir)
+        await self._machines.discard(snapshot)
 
     async def close(self) -> None:
         """Ends every sandbox, also leased ones; those who wait for a lease get SandboxError."""
@@ -118,7 +116,7 @@ class LocalPool:
 
     async def _start(self, number: int, request: _Request) -> None:
         try:
-            sandbox = request.sandbox = LocalSandbox(await self._options(request))
+            sandbox = request.sandbox = await self._machines.make(request.task, request.snapshot)
             await sandbox.start()
         except (SandboxError, TaskError) as error:
             self._refuse(number, request, error)
@@ -136,24 +134,6 @@ class LocalPool:
         if not request.granted.done():
             request.granted.set_exception(error)
         self._do(self._pool.release(number, "could not start", time.monotonic()))
-
-    async def _options(self, request: _Request) -> LocalOptions:
-        environment = request.task.environment
-        built = None if request.snapshot else await image.build(environment, self.cache_dir, state_dir=self.state_dir)
-        return LocalOptions(
-            image=built,
-            snapshot=request.snapshot,
-            env=environment.env,
-            workdir=environment.workdir,
-            memory_mb=min(environment.memory_mb or self.memory_mb, self.memory_mb),
-            disk_mb=min(environment.storage_mb or self.disk_mb, self.disk_mb),
-            pids=self.pids,
-            cpus=environment.cpus or self.cpus,
-            network=environment.network and self.network,
-            state_dir=layers.state_dir(self.state_dir),
-            output_limit_bytes=self.output_limit_bytes,
-            owner=self.owner,
-        )
 
     async def _end(self, number: int, request: _Request, reason: str) -> None:
         if request.starting is not None and not request.starting.done() and request.starting is not asyncio.current_task():

@@ -9,8 +9,9 @@ import pytest
 from termrsi.errors import SandboxError, TaskError
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.sandbox import cgroups
+from termrsi.sandbox.host_pool import HostPool
 from termrsi.sandbox.local import LocalSandbox
-from termrsi.sandbox.local_pool import LocalPool
+from termrsi.sandbox.machines import Limits, LocalMachines
 
 
 def task(name: str = "t", context: Path | str = "", **fields: object) -> TaskSpec:
@@ -19,15 +20,15 @@ def task(name: str = "t", context: Path | str = "", **fields: object) -> TaskSpe
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[LocalPool]:
-    made = LocalPool(size=2, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="pooltest", tick_s=0.05)
+async def pool(tmp_path: Path) -> AsyncIterator[HostPool]:
+    made = HostPool(size=2, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="pooltest", tick_s=0.05)
     yield made
     await made.close()
     assert [group for parent in cgroups.parents() for group in parent.glob("pooltest-*")] == []
     assert not list((tmp_path / "state").glob("layers/*"))
 
 
-async def test_a_third_lease_waits_for_a_release(pool: LocalPool) -> None:
+async def test_a_third_lease_waits_for_a_release(pool: HostPool) -> None:
     first, second = await pool.lease(task()), await pool.lease(task())
     third = asyncio.create_task(pool.lease(task("third")))
     await asyncio.sleep(0.1)
@@ -40,7 +41,7 @@ async def test_a_third_lease_waits_for_a_release(pool: LocalPool) -> None:
         await first.run("true")
 
 
-async def test_the_tasks_image_environment_and_a_snapshot(pool: LocalPool, tmp_path: Path) -> None:
+async def test_the_tasks_image_environment_and_a_snapshot(pool: HostPool, tmp_path: Path) -> None:
     context = tmp_path / "context"
     context.mkdir()
     (context / "Dockerfile").write_text("FROM a\nWORKDIR /w\nRUN echo image > f\n")
@@ -58,7 +59,7 @@ async def test_the_tasks_image_environment_and_a_snapshot(pool: LocalPool, tmp_p
         await pool.lease(spec, snapshot)
 
 
-async def test_a_failed_start_frees_its_place(pool: LocalPool, tmp_path: Path) -> None:
+async def test_a_failed_start_frees_its_place(pool: HostPool, tmp_path: Path) -> None:
     context = tmp_path / "context"
     context.mkdir()
     (context / "Dockerfile").write_text("FROM a\nRUN exit 3\n")
@@ -68,7 +69,7 @@ async def test_a_failed_start_frees_its_place(pool: LocalPool, tmp_path: Path) -
     assert (await (await pool.lease(task())).run("echo ok")).output == "ok\n"
 
 
-async def test_a_lease_that_is_given_up(pool: LocalPool) -> None:
+async def test_a_lease_that_is_given_up(pool: HostPool) -> None:
     held = [await pool.lease(task()), await pool.lease(task())]
     waiting = asyncio.create_task(pool.lease(task()))
     await asyncio.sleep(0)
@@ -87,8 +88,8 @@ async def test_a_lease_that_is_given_up(pool: LocalPool) -> None:
     assert len({box.id for box in boxes}) == 2
 
 
-async def test_a_late_lease_is_named_and_closed(pool: LocalPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    short = LocalPool(size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "state", lease_limit_s=0.1, tick_s=0.05)
+async def test_a_late_lease_is_named_and_closed(pool: HostPool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = HostPool(size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "state", lease_limit_s=0.1, tick_s=0.05)
     box = await short.lease(task("slow"))
     with pytest.raises(SandboxError):
         await asyncio.wait_for(box.run("sleep 30"), 10.0)
@@ -97,7 +98,7 @@ async def test_a_late_lease_is_named_and_closed(pool: LocalPool, tmp_path: Path,
     await short.close()
 
 
-async def test_close_ends_leases_and_waits(pool: LocalPool) -> None:
+async def test_close_ends_leases_and_waits(pool: HostPool) -> None:
     box = await pool.lease(task())
     await pool.lease(task())
     waiting = asyncio.create_task(pool.lease(task()))
@@ -113,12 +114,12 @@ async def test_close_ends_leases_and_waits(pool: LocalPool) -> None:
 
 
 async def test_a_start_that_fails_for_any_reason_answers_and_frees_its_place(
-    pool: LocalPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: HostPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(request: object) -> object:
         raise OSError(28, "No space left on device", "/cache")
 
-    monkeypatch.setattr(LocalPool, "_options", lambda self, request: broken(request))
+    monkeypatch.setattr(LocalMachines, "make", lambda self, task, snapshot: broken(task))
     for _ in range(3):  # one more than there are places
         with pytest.raises(SandboxError, match=r"could not start: OSError.*No space left"):
             await asyncio.wait_for(pool.lease(task("t")), 5.0)
@@ -126,7 +127,7 @@ async def test_a_start_that_fails_for_any_reason_answers_and_frees_its_place(
     assert (await (await pool.lease(task())).run("echo ok")).output == "ok\n"
 
 
-async def test_a_close_that_fails_frees_its_place(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_close_that_fails_frees_its_place(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
     boxes = [await pool.lease(task()) for _ in range(2)]
     close = LocalSandbox.close
 
@@ -145,7 +146,9 @@ async def test_a_close_that_fails_frees_its_place(pool: LocalPool, monkeypatch: 
 @pytest.mark.parametrize(("allowed", "devices"), [(False, "lo"), (True, "host")])
 async def test_limits_and_network_are_the_pools_to_give(tmp_path: Path, allowed: bool, devices: str) -> None:
     """A task may ask for less memory and disk, not for more; for the host's network only where the user said so."""
-    pool = LocalPool(size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "s", memory_mb=300, disk_mb=50, network=allowed)
+    pool = HostPool(
+        size=1, cache_dir=tmp_path / "c", state_dir=tmp_path / "s", limits=Limits(memory_mb=300, disk_mb=50, network=allowed)
+    )
     try:
         box = await pool.lease(task("greedy", memory_mb=4096, storage_mb=10240, network=True))
         found = (await box.run("awk -F: 'NR > 2 {print $1}' /proc/net/dev | tr -d ' ' | sort")).output.split()

@@ -1,0 +1,130 @@
+"""Sandboxes against their peers, in one run: a trivial command, a start, a fork of many from one failure, an idle sandbox's memory.
+
+`python tests/bench/bench_sandbox.py [ENGINE IMAGE]`. With a Docker Engine's address and an image that has bash, the Docker backend,
+`docker exec` per command, and commit + `docker run` stand beside `local`; with SWE-ReX installed (`pip install swe-rex`), so does
+its local runtime. Every time is in milliseconds.
+"""
+
+import asyncio
+import importlib.util
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from termrsi import sandbox
+from termrsi.ports import Sandbox
+
+TRIVIAL = "echo $x"
+FAILED = "x=5; cd /tmp; echo broken > state"
+ANSWER = "echo $x; cat state"
+
+
+async def times_ms(action: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        await action()
+        found.append((time.perf_counter() - start) * 1000)
+    return found
+
+
+def spread(found: list[float]) -> dict[str, float]:
+    return {"p50": statistics.median(found), "p95": sorted(found)[max(int(len(found) * 0.95) - 1, 0)]}
+
+
+async def backend(make: Callable[[], Sandbox], *, commands: int, starts: int, forks: int) -> dict[str, float]:
+    """Figures of one backend. A fork counts until each copy has answered with the failed shell's state."""
+    box = make()
+    await box.start()
+    try:
+        await box.run(TRIVIAL)
+        command = spread(await times_ms(lambda: box.run(TRIVIAL), commands))
+
+        async def start() -> None:
+            other = make()
+            await other.start()
+            await other.run("true")
+            ends.append(other)
+
+        ends: list[Sandbox] = []
+        started = spread(await times_ms(start, starts))
+        await asyncio.gather(*(other.close() for other in ends))
+        await box.run(FAILED)
+        begun = time.perf_counter()
+        copies = await box.fork(forks)
+        try:
+            answers = await asyncio.gather(*(copy.run(ANSWER, 60.0) for copy in copies))
+            fork_ms = (time.perf_counter() - begun) * 1000
+            assert [answer.output for answer in answers] == ["5\nbroken\n"] * forks
+        finally:
+            await asyncio.gather(*(copy.close() for copy in copies))
+    finally:
+        await box.close()
+    return {"command_p50": command["p50"], "command_p95": command["p95"], "start_p50": started["p50"], "fork": fork_ms}
+
+
+async def docker_by_hand(engine: str, image: str, *, commands: int, forks: int) -> dict[str, float]:
+    """`docker exec` per command; commit, then that many `docker run` at once."""
+
+    async def docker(*arguments: str) -> str:
+        program = ["docker", "-H", engine, *arguments]
+        process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return (await process.communicate())[0].decode().strip()
+
+    name = f"termrsi-bench-{time.time_ns()}"
+    await docker("run", "-d", "--network=none", "--name", name, image, "bash", "-c", "exec 9<> <(:); read -u 9")
+    try:
+        found = spread(await times_ms(lambda: docker("exec", name, "bash", "-c", "echo"), commands))
+        await docker("exec", name, "bash", "-c", "echo broken > /tmp/state")
+        begun = time.perf_counter()
+        await docker("commit", name, f"{name}:1")
+        run = ("run", "--rm", "--network=none", f"{name}:1", "cat", "/tmp/state")
+        assert await asyncio.gather(*(docker(*run) for _ in range(forks))) == ["broken"] * forks
+        fork_ms = (time.perf_counter() - begun) * 1000
+    finally:
+        await docker("rm", "-f", name)
+        await docker("rmi", "-f", f"{name}:1")
+    return {"command_p50": found["p50"], "command_p95": found["p95"], "fork": fork_ms}
+
+
+async def swe_rex(commands: int) -> dict[str, float]:
+    """SWE-ReX's local runtime: a bash of this machine, not isolated."""
+    from swerex.runtime.abstract import BashAction, CreateBashSessionRequest  # pyright: ignore[reportMissingImports]
+    from swerex.runtime.local import LocalRuntime  # pyright: ignore[reportMissingImports]
+
+    runtime = LocalRuntime()
+    await runtime.create_session(CreateBashSessionRequest())
+    try:
+        found = spread(await times_ms(lambda: runtime.run_in_session(BashAction(command=TRIVIAL)), commands))
+    finally:
+        await runtime.close()
+    return {"command_p50": found["p50"], "command_p95": found["p95"]}
+
+
+async def measure(
+    engine: str = "", image: str = "", *, commands: int = 200, starts: int = 10, forks: int = 16
+) -> dict[str, dict[str, float]]:
+    """Figures by name. What is not there is left out."""
+    found = {}
+    with tempfile.TemporaryDirectory() as state:
+        sizes = {"commands": commands, "starts": starts, "forks": forks}
+        found["local"] = await backend(lambda: sandbox.make("local", state_dir=Path(state), owner="bench"), **sizes)
+    if engine:
+        made = lambda: sandbox.make("docker", engine=engine, image=image, owner="bench")  # noqa: E731
+        found["docker"] = await backend(made, commands=commands, starts=starts, forks=forks)
+        found["docker by hand"] = await docker_by_hand(engine, image, commands=max(commands // 10, 1), forks=forks)
+    if importlib.util.find_spec("swerex"):
+        found["SWE-ReX local"] = await swe_rex(max(commands // 10, 1))
+    return found
+
+
+if __name__ == "__main__":
+    results = asyncio.run(measure(*sys.argv[1:3]))
+    columns = ("command_p50", "command_p95", "start_p50", "fork")
+    sys.stdout.write(f"{'ms':16}" + "".join(f"{column:>14}" for column in columns) + "\n")
+    for name, figures in results.items():
+        sys.stdout.write(f"{name:16}" + "".join(f"{figures[c]:14.2f}" if c in figures else f"{'':14}" for c in columns) + "\n")

@@ -1,0 +1,39 @@
+"""Sandboxes of every backend."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from termrsi import sandbox
+from termrsi.ports import Sandbox
+from tests.contract.backends import OWNER, Kit, Make, docker_kit, local_kit
+
+
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Kit:
+    if request.param == "local":
+        return local_kit(tmp_path)
+    return docker_kit(*request.getfixturevalue("docker_engine"))
+
+
+@pytest.fixture
+async def make(kit: Kit) -> AsyncIterator[Make]:
+    """Started sandboxes of the backend, closed at the end."""
+    made: list[Sandbox] = []
+
+    async def start(**options: object) -> Sandbox:
+        own = {key: value for key, value in kit.options.items() if key != "image" or "snapshot" not in options}
+        box = sandbox.make(kit.name, **(own | {"owner": OWNER} | options))
+        made.append(box)
+        await box.start()
+        return box
+
+    yield start
+    for box in made:
+        await box.close()
+
+
+@pytest.fixture
+async def box(make: Make) -> Sandbox:
+    return await make()

@@ -1,0 +1,143 @@
+"""What the Docker backend does beyond the contract: images, loss, what a killed owner leaves."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from termrsi.errors import SandboxError, TaskError
+from termrsi.records import EnvironmentSpec, TaskSpec
+from termrsi.sandbox import docker
+from termrsi.sandbox.docker import DockerOptions, DockerSandbox
+from termrsi.sandbox.host_pool import HostPool
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def engine(docker_engine: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its address, which is the environment's for the test."""
+    monkeypatch.setenv("DOCKER_HOST", docker_engine[0])
+    docker.client.cache_clear()
+    return docker_engine[0]
+
+
+@pytest.fixture
+async def pool(engine: str, tmp_path: Path) -> AsyncIterator[HostPool]:
+    made = HostPool(size=2, cache_dir=tmp_path, owner="dockerpool", backend="docker")
+    yield made
+    await made.close()
+    assert docker.reap("dockerpool", engine) == []
+
+
+def task(context: Path, name: str = "t") -> TaskSpec:
+    return TaskSpec(name, "f", "do it", str(context), EnvironmentSpec(context=str(context), env={"GIVEN": "1"}))
+
+
+def dockerfile(context: Path, image: str, *lines: str) -> Path:
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text("\n".join((f"FROM {image}", *lines)) + "\n")
+    return context
+
+
+async def test_an_image_is_built_once_per_content(docker_engine: tuple[str, str], pool: HostPool, tmp_path: Path) -> None:
+    context = dockerfile(tmp_path / "context", docker_engine[1], "WORKDIR /work", "ENV OWN=2", "COPY data /work/data")
+    (context / "data").write_text("first\n")
+    api = docker.client()
+    ids = []
+    for content in ("first\n", "first\n", "second\n"):
+        (context / "data").write_text(content)
+        box = await pool.lease(task(context))
+        assert (await box.run("cat data; pwd; echo $GIVEN $OWN")).output == f"{content}/work\n1 2\n"
+        ids.append(api.inspect_container(box.id)["Image"])
+        await pool.release(box)
+    assert ids[0] == ids[1] != ids[2]
+
+
+async def test_a_dockerfile_that_does_not_build_is_the_tasks_fault(
+    docker_engine: tuple[str, str], pool: HostPool, tmp_path: Path
+) -> None:
+    context = dockerfile(tmp_path / "context", docker_engine[1], "RUN echo about to fail && exit 7")
+    with pytest.raises(TaskError, match=r"returned a non-zero code: 7.*about to fail"):
+        await pool.lease(task(context))
+    with pytest.raises(SandboxError, match="no such image"):
+        await pool.lease(TaskSpec("t", "f", "do it", "", EnvironmentSpec(docker_image="termrsi-none:9")))
+
+
+async def test_limits_reach_the_engine(docker_engine: tuple[str, str], engine: str) -> None:
+    box = DockerSandbox(DockerOptions(image=docker_engine[1], memory_mb=300, pids=70, cpus=0.5, owner="limits", engine=engine))
+    await box.start()
+    try:
+        found = docker.client(engine).inspect_container(box.id)["HostConfig"]
+        assert (found["Memory"], found["MemorySwap"]) == (300 << 20, 300 << 20)
+        assert (found["PidsLimit"], found["NanoCpus"], found["NetworkMode"]) == (70, 5 * 10**8, "none")
+    finally:
+        await box.close()
+
+
+async def test_a_container_that_is_gone_is_a_lost_sandbox(docker_engine: tuple[str, str], engine: str) -> None:
+    box = DockerSandbox(DockerOptions(image=docker_engine[1], owner="lost", engine=engine))
+    await box.start()
+    running = asyncio.create_task(box.run("echo begun > /tmp/begun; sleep 4713", 30.0))
+    while "sleep 4713" not in await box._call(box._processes):  # noqa: ASYNC110  # it raises no event here
+        await asyncio.sleep(0.05)
+    docker.client(engine).remove_container(box.id, force=True)
+    with pytest.raises(SandboxError):
+        await asyncio.wait_for(running, 20.0)
+    with pytest.raises(SandboxError):
+        await box.run("true")
+    await box.close()
+
+
+async def test_processes_end_even_where_bash_cannot_be_begun(docker_engine: tuple[str, str], engine: str) -> None:
+    """A full process table, or an agent that broke bash: the engine ends them, and files stay."""
+    box = DockerSandbox(DockerOptions(image=docker_engine[1], pids=16, owner="full", engine=engine))
+    await box.start()
+    try:
+        await box.run("echo kept > /app/f; for i in {1..40}; do sleep 99 & done 2>/dev/null", 5.0)
+        assert await box.kill_processes() >= 5
+        assert (await box.run("cat /app/f; pgrep -c slee[p]")).output == "kept\n0\n"
+    finally:
+        await box.close()
+
+
+OWNER_PROGRAM = """
+import asyncio, sys
+from termrsi.sandbox.docker import DockerOptions, DockerSandbox
+async def main():
+    box = DockerSandbox(DockerOptions(image=sys.argv[2], engine=sys.argv[1], owner="killed"))
+    await box.start()
+    await box.snapshot()
+    print("ready", flush=True)
+    await box.run("sleep 4717")
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_owner_leaves_is_removed(docker_engine: tuple[str, str], engine: str) -> None:
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER_PROGRAM, *docker_engine, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert await owner.stdout.readline() == b"ready\n"
+    assert docker.reap("killed", engine, snapshots=True) == []  # it lives
+    owner.kill()
+    await owner.wait()
+    assert docker.reap("other", engine, snapshots=True) == []
+    assert [name.split()[0] for name in docker.reap("killed", engine)] == ["container"]
+    assert [name.split()[0] for name in docker.reap("killed", engine, snapshots=True)] == ["image"]
+    assert docker.reap("killed", engine, snapshots=True) == []
+
+
+async def test_an_image_that_is_not_a_snapshot_is_refused(docker_engine: tuple[str, str], engine: str) -> None:
+    box = DockerSandbox(DockerOptions(image=docker_engine[1], owner="snap", engine=engine))
+    await box.start()
+    try:
+        snapshot = await box.snapshot()
+        docker.discard(snapshot, engine)
+        copy = DockerSandbox(DockerOptions(snapshot=snapshot, owner="snap", engine=engine))
+        with pytest.raises(SandboxError):
+            await copy.start()
+    finally:
+        await box.close()
