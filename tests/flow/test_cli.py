@@ -52,19 +52,37 @@ def test_bad_input_gets_one_line_and_a_code_of_2(arguments: list[str], part: str
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def _in_namespace(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """As root of a user namespace: limits and mounts of its own, without the machine's."""
+    command = ["unshare", "--user", "--map-root-user", *flags, "bash", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
 def test_without_namespaces_the_run_stops_before_any_engine(tmp_path: Path) -> None:
-    """What the run makes of the probe's answer; the answer is planted, the probe itself runs in the sandbox tests."""
-    code = (
-        "import termrsi.sandbox.check as c\n"
-        "async def probe(state_dir=None): return ['user namespaces are switched off']\n"
-        "c.probe = probe\n"
-        "import sys; from termrsi.driver import main\n"
-        f"sys.exit(main(['experiment=terminal_rsi', 'run_dir={tmp_path}/run', 'min_free_gib=0']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "user namespaces are switched off" in done.stderr
+    termrsi = f"{' '.join(COMMAND)} experiment=terminal_rsi run_dir={tmp_path}/run min_free_gib=0"
+    done = _in_namespace(f"echo 0 >/proc/sys/user/max_mnt_namespaces && exec env TERMRSI_CACHE={tmp_path}/cache {termrsi}")
+    assert done.returncode == 2, done.stderr
+    assert "no mount namespace" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    termrsi = f"{' '.join(COMMAND)} experiment=reterm scale=dry run_dir={run}"
+    # Room for some stages; then as much as it takes, and the same command goes on.
+    done = _in_namespace(
+        f"mount -t tmpfs -o size=200k disk {run} && {{ {termrsi}; echo first $?; ls {run}/stages/*/manifest.json | wc -l;"
+        f" mount -o remount,size=64m {run}; {termrsi}; echo second $?; ls {run}/stages/*/manifest.json | wc -l; }}",
+        "--mount",
+    )
+    lines = done.stdout.splitlines()
+    first, second = lines.index("first 2"), lines.index("second 0")
+    assert int(lines[second + 1]) == 5
+    assert int(lines[first + 1]) < 5
+    assert [line for line in done.stderr.splitlines() if "No space left" in line or "disk full" in line]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_dry_pipeline_writes_ledger_and_records(tmp_path: Path) -> None:
