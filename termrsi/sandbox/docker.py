@@ -1,6 +1,6 @@
 """The `docker` backend: containers of a Docker Engine through docker-py, one attached stream per sandbox for its shell.
 
-Process 1 is an idle bash; the agent's shell is a second one, so its end does not end the container. Processes are ended from
+Process 1 waits; the agent's shell is another one, so that its end does not end the container. Processes are ended from
 inside by a script of bash built-ins, and counted from outside by the engine: where the two differ the container is restarted.
 
 What this backend cannot do, and `local` can, stands in `CANNOT`.
@@ -9,6 +9,7 @@ What this backend cannot do, and `local` can, stands in `CANNOT`.
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import functools
 import io
 import logging
@@ -24,6 +25,7 @@ from termrsi.errors import ConfigError, SandboxError, TaskError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import files, layers
+from termrsi.sandbox.script import SCRIPT_FD
 from termrsi.sandbox.shell import Shell
 from termrsi.sandbox.stream_wire import READ_BYTES, StreamWire
 
@@ -35,7 +37,7 @@ LOG = logging.getLogger(__name__)
 LABEL, HOST_LABEL, STATE_LABEL, BUILD_LABEL = "termrsi.sandbox", "termrsi.host", "termrsi.state", "termrsi.image"
 SNAPSHOTS = "termrsi-snapshot"
 DEFAULT_IMAGE = "debian:bookworm-slim"  # of a task that names none
-CALL_S = 120.0
+CALL_S = 120
 PARALLEL_CALLS = 64
 CANNOT = {
     "disk limit": "Docker limits a container's writable layer only on XFS with project quotas",
@@ -52,8 +54,9 @@ ENVIRONMENT = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
-# Waits on a pipe that nobody writes to. The children it is given are collected whenever it forks: now and then, and when asked.
-KEEPER = "trap '(:)' USR1; trap : HUP INT TERM USR2; exec 9<> <(:); while :; do read -r -t 2 -u 9 || (:); done"
+# Waits for ever, deaf to what an agent may send it. While it ignores their end, the kernel itself collects the children it is
+# given.
+KEEPER = "trap '' CHLD HUP INT TERM USR1 USR2; exec tail -f /dev/null"
 # $1 the shell (0: end it too), $2 the last process that is spared, $3 seconds. Built-ins only.
 KILL = r"""set -f; shopt -u extglob; end=$((SECONDS + $3))
 while :; do
@@ -68,7 +71,7 @@ while :; do
     ((pid > $2)) || continue
     kill -KILL $pid 2>/dev/null && left=1
   done
-  ((left)) || { kill -USR1 1; exit 0; }
+  ((left)) || exit 0
   ((SECONDS > end)) && exit 1
 done"""
 
@@ -112,12 +115,10 @@ def client(engine: str = "") -> "docker.APIClient":
     except ImportError as error:
         raise SandboxError("docker-py is not installed", "sandbox.docker", "pip install 'termrsi[docker]'") from error
     try:
-        api = docker.APIClient(
-            **({"base_url": engine} if engine else docker.utils.kwargs_from_env()),
-            version="auto",
-            timeout=CALL_S,
-            max_pool_size=PARALLEL_CALLS,
-        )
+        from docker.utils import kwargs_from_env
+
+        options: dict[str, Any] = {"base_url": engine} if engine else dict(kwargs_from_env())  # Any: docker-py is not typed
+        api = docker.APIClient(**options, version="auto", timeout=CALL_S, max_pool_size=PARALLEL_CALLS)
         api.ping()
     except DockerException as error:
         raise SandboxError(
@@ -135,7 +136,7 @@ class DockerSandbox:
         self._api: Any = None  # Any: docker-py is not typed
         self._shell: Shell | None = None
         self._state = b""
-        self._made = False
+        self._threads: set[asyncio.Future[Any]] = set()  # Any: only waited for
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
 
@@ -180,13 +181,13 @@ class DockerSandbox:
     async def fork(self, n: int) -> list[Sandbox]:
         """n started copies of the present state; running processes are not in them. Raises SandboxError, leaving none."""
         snapshot = await self.snapshot()
-        import dataclasses
-
         options = dataclasses.replace(self._options, image="", snapshot=snapshot)
         copies = [DockerSandbox(options) for _ in range(n)]
-        results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
-        # The copies hold the image; its name goes now, the rest of it with the last of them.
-        await asyncio.to_thread(discard, snapshot, self._options.engine)
+        try:
+            results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
+        finally:
+            # The copies hold the image; its name goes now, the rest of it with the last of them.
+            await asyncio.to_thread(discard, snapshot, self._options.engine)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
             await asyncio.gather(*(copy.close() for copy in copies))
@@ -241,9 +242,9 @@ class DockerSandbox:
     async def _close(self) -> None:
         if self._shell is not None:
             self._shell.close()
-        if self._api is None:
-            return
-        await asyncio.to_thread(self._remove)
+        await asyncio.gather(*self._threads, return_exceptions=True)
+        if self._api is not None:
+            await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
         from docker.errors import NotFound
@@ -265,7 +266,12 @@ class DockerSandbox:
             with _told(self._id):
                 return function()
 
-        return await asyncio.to_thread(told)
+        # Known to `close` until the thread has done, also after a cancellation: it may make a container still.
+        job = asyncio.ensure_future(asyncio.to_thread(told))
+        self._threads.add(job)
+        job.add_done_callback(self._threads.discard)
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if the caller has gone
+        return await asyncio.shield(job)
 
     def _create(self) -> str:
         """Makes and starts the container; the directory in which its shell begins."""
@@ -345,7 +351,7 @@ class DockerSandbox:
             image = api.commit(self._id, repository=SNAPSHOTS, tag=tag, pause=False, conf={"Labels": labels})["Id"]
         finally:
             api.unpause(self._id)
-        lost = tuple(name for name in names if f"/dev/fd/{200}" not in name)
+        lost = tuple(name for name in names if not name.endswith(f" /dev/fd/{SCRIPT_FD}"))  # the shell itself goes on
         return Snapshot(snapshot_id, "docker", f"{SNAPSHOTS}:{tag}", image, lost, inspect(api, image)["Size"])
 
     def _put(self, source: Path, target: PurePosixPath) -> None:

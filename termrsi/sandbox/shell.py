@@ -115,15 +115,17 @@ class Collector:
             self._tail_bytes -= dropped
             self.omitted_bytes += dropped
 
-    def text(self, mailbox: str) -> str:
+    def text(self, mailbox: str = "") -> str:
+        """What was kept, as text. `mailbox`: the file whose name bash puts before what it says of a command."""
         tail = b"".join(self._tail)
         excess = max(len(tail) - self._half, 0)
         self.omitted_bytes += excess
         self._tail, self._tail_bytes = deque([tail[excess:]]), len(tail) - excess
         head = bytes(self._head)
         # A trace (`set -x`) of our own line, and the name under which bash knows the mailbox.
-        noise = f"+ builtin . {mailbox}\n".encode()
-        head = head.removeprefix(noise).replace(f"{mailbox}: line ".encode(), b"bash: line ")
+        if mailbox:
+            noise = f"+ builtin . {mailbox}\n".encode()
+            head = head.removeprefix(noise).replace(f"{mailbox}: line ".encode(), b"bash: line ")
         note = f"\n[... {self.omitted_bytes} bytes omitted ...]\n".encode() if self.omitted_bytes else b""
         return (head + note + tail[excess:]).decode("utf-8", "replace")
 
@@ -150,6 +152,13 @@ class Shell:
 
     async def start(self, state: bytes | None = b"") -> None:
         """A bash that answers, with `state` (from `dump`) restored; None: what the one before left. Raises SandboxError."""
+        try:
+            await self._start(state)
+        except SandboxError as error:  # nothing answers any more: later commands must not wait for it
+            self.lose(f"no bash: {error.what}")
+            raise
+
+    async def _start(self, state: bytes | None) -> None:
         self._done = self._loop.create_future()
         self._dead = False
         self._status = 0
@@ -230,6 +239,7 @@ class Shell:
         self._lost = self._lost or why
         if self._done is not None and not self._done.done():
             self._done.set_exception(SandboxError(f"lost: {why}", "sandbox.shell"))
+            self._done.exception()  # seen: the caller may have gone
 
     def close(self) -> None:
         """Gives the descriptors back."""

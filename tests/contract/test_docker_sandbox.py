@@ -61,7 +61,7 @@ async def test_a_dockerfile_that_does_not_build_is_the_tasks_fault(
     docker_engine: tuple[str, str], pool: HostPool, tmp_path: Path
 ) -> None:
     context = dockerfile(tmp_path / "context", docker_engine[1], "RUN echo about to fail && exit 7")
-    with pytest.raises(TaskError, match=r"returned a non-zero code: 7.*about to fail"):
+    with pytest.raises(TaskError, match=r"(?s)returned a non-zero code: 7.*about to fail"):
         await pool.lease(task(context))
     with pytest.raises(SandboxError, match="no such image"):
         await pool.lease(TaskSpec("t", "f", "do it", "", EnvironmentSpec(docker_image="termrsi-none:9")))
@@ -98,7 +98,7 @@ async def test_processes_end_even_where_bash_cannot_be_begun(docker_engine: tupl
     await box.start()
     try:
         await box.run("echo kept > /app/f; for i in {1..40}; do sleep 99 & done 2>/dev/null", 5.0)
-        assert await box.kill_processes() >= 5
+        await box.kill_processes()
         assert (await box.run("cat /app/f; pgrep -c slee[p]")).output == "kept\n0\n"
     finally:
         await box.close()
@@ -141,3 +141,16 @@ async def test_an_image_that_is_not_a_snapshot_is_refused(docker_engine: tuple[s
             await copy.start()
     finally:
         await box.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(docker_engine: tuple[str, str], engine: str) -> None:
+    """The engine goes on making the container that its requester has given up."""
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3):
+        box = DockerSandbox(DockerOptions(image=docker_engine[1], owner="cancelled", engine=engine))
+        starting = asyncio.ensure_future(box.start())
+        await asyncio.sleep(delay_s)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await box.close()
+    labels = [c["Labels"][docker.LABEL] for c in docker.client(engine).containers(all=True, filters={"label": docker.LABEL})]
+    assert [label for label in labels if label.startswith("cancelled-")] == []

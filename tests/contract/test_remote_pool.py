@@ -22,7 +22,7 @@ def actor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:  # Any: Ra
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     place = tmp_path_factory.mktemp("pool")
-    options = SandboxOptions(2, 256, 64, 64, network=False, cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    options = SandboxOptions("local", 2, 256, 64, 64, network=False, cache_dir=str(place / "cache"), state_dir=str(place / "state"))
     yield SandboxActor.options(num_cpus=0.1, max_concurrency=100).remote(options)
     ray.shutdown()
 

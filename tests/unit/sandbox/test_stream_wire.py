@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from termrsi.errors import SandboxError
 from termrsi.sandbox.script import Places, quoted
 from termrsi.sandbox.shell import Shell
 from termrsi.sandbox.stream_wire import READ_BYTES, StreamWire
@@ -144,3 +145,22 @@ async def test_a_report_is_found_wherever_the_stream_is_cut(size: int) -> None:
         wire._feed(sent[start : start + size])
     assert heard.reports == [b"0123456789abcdef 7 1 2 /d"]
     assert heard.output == b"out\0put\0" + b"\0" + b"0123456789abcdeX 1\0" + b"after\0"
+
+
+async def test_a_shell_that_cannot_be_started_again_is_lost(tmp_path: Path) -> None:
+    """A machine that has gone: the next command is an error, and waits for nothing."""
+    gone = False
+
+    async def opener(argv: list[str], cwd: str) -> Pipes:
+        if gone:
+            raise SandboxError("no such container", "test")
+        return Pipes(argv, cwd)
+
+    places = Places(str(tmp_path / "command"), str(tmp_path / "state"), str(tmp_path / "library"))
+    made = Shell(NoHost(), StreamWire(opener, places), str(tmp_path), 1 << 20)
+    await made.start()
+    gone = True
+    for command in ("exit 3", "true"):
+        with pytest.raises(SandboxError, match="no such container"):
+            await asyncio.wait_for(made.run(command, None), 10.0)
+    made.close()
