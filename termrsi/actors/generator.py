@@ -202,7 +202,6 @@ class Engine:
 
     def close(self) -> None:
         self._llm.shutdown()
-        del self._llm  # now, and not at the interpreter's end, where vLLM's own clean-up finds its functions gone
 
 
 def _shared_memory(size_bytes: int) -> str | None:

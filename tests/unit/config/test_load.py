@@ -163,7 +163,7 @@ def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
         ("stages.rpr_1.retention.every=0", "every=0"),
         ("stages.rpr_1.optim.minibatches=0", "minibatches=0"),
         ("stages.rpr_1.optim.lr=0", "valid: above 0"),
-        ("stages.rpr_1.optim.clip_high=0.3", "a clip has no effect"),
+        ("stages.rpr_1.optim.clip_high=0.3 stages.rpr_1.optim.minibatches=1", "a clip has no effect"),
         ("stages.rpr_1.only_contrast=true stages.rpr_1.samples_per_task=1", "no contrast"),
         ("stages.rpr_2.reward.delta=0.7", "at most 1"),
         ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
@@ -239,7 +239,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ("limits.max_context_tokens=4096", "limits.max_context_tokens"),
         ("sampling.max_tokens=1024", "sampling.max_tokens"),
-        ("sandbox.backend=docker", "sandbox.backend"),
+        ("sandbox.backend=podman", "sandbox.backend"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other(override: str, where: str) -> None:
