@@ -27,6 +27,11 @@ def run(arguments: list[str]) -> int:
             return list_tasks(Path(path))
         case ["tasks", "check", path]:
             return check_tasks(Path(path))
+        case ["tasks", *_]:
+            valid = "termrsi tasks list PATH, or termrsi tasks check PATH"
+            raise ConfigError("needs the path of a directory of tasks", f"termrsi {' '.join(arguments)}", valid)
+        case ["report", *_]:
+            raise ConfigError("needs one run directory", "termrsi report", "termrsi report RUN_DIR")
     raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")
 
 

@@ -70,6 +70,8 @@ class Pipeline:
                 self._screen.say(f"every stage is finished in {self.run_dir}")
                 self._show()
                 return
+            if len(todo) < len(names):
+                self._screen.say(f"going on in {self.run_dir}; finished before: {', '.join(n for n in names if n not in todo)}")
             configuration.record(config, self._overrides, self.run_dir)
             parts = setup.parts(config, self._screen.say)
             sinks = Sinks(config, self.run_dir)

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: bars on a terminal, one line per piece of work elsewhere; the ledger as a table."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,11 +12,20 @@ from rich.table import Table
 from termrsi.report.ledger import COLUMNS, Entry, rows
 
 
+class _Console(Console):
+    """One whose reader may go away: the run goes on, unheard. rich would end the program, in the middle of whatever it does."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 a device
+            os.dup2(nowhere.fileno(), self.file.fileno())
+
+
 class Screen:
     """Implements the progress of `stages.base`. Lines go to stderr, the ledger to stdout."""
 
     def __init__(self) -> None:
-        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._err = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._task = None
         self._what, self._total, self._done, self._start_s = "", 0, 0, 0.0
@@ -50,4 +60,4 @@ class Screen:
             table.add_column(column, overflow="fold")
         for row in rows(entries):
             table.add_row(*row)
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        _Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -17,7 +17,10 @@ def load_dir(path: Path | str) -> LoadResult:
     root = Path(path)
     if not root.is_dir():
         raise TaskError("no such directory", str(root))
-    results = [_load_one(folder) for folder in _task_folders(root)]
+    try:
+        results = [_load_one(folder) for folder in _task_folders(root)]
+    except PermissionError as error:
+        raise TaskError("may not be read", str(error.filename), "give a directory of tasks that this user can read") from error
     if not results:
         raise TaskError("no task in it", str(root), "a task directory holds task.toml (Harbor) or task.yaml (Terminal-Bench 1.x)")
     tasks: dict[str, TaskSpec] = {}

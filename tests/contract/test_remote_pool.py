@@ -1,13 +1,16 @@
 """The pool behind its actor: sandboxes by handle, many at once, and requesters that go away."""
 
 import asyncio
+import sys
+import tarfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions, _pack, _unpack
 from termrsi.errors import SandboxError
 from termrsi.records import EnvironmentSpec, TaskSpec
 
@@ -77,3 +80,17 @@ async def test_a_requester_that_goes_away_gives_its_place_back(pool: RemotePool)
         found = (await asyncio.gather(starting, return_exceptions=True))[0]
         if not isinstance(found, BaseException):
             await pool.release(found)
+
+
+def test_archives_are_read_by_every_python_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.11.0 to 3.11.3 know no extraction filters."""
+    monkeypatch.delattr(tarfile, "tar_filter")
+
+    def old(self: tarfile.TarFile, path: Path) -> None:
+        whole(self, path, filter="tar" if sys.version_info >= (3, 11, 4) else None)
+
+    whole = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", old)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "f").write_text("x")
+    assert (_unpack(_pack(tmp_path / "in"), tmp_path / "out") / "f").read_text() == "x"

@@ -41,6 +41,8 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["experiment=nonsense"], "unknown experiment 'nonsense'"),
         (["experiment=tmax"], "cannot be run in this version"),
         (["nonsense"], "unknown command 'nonsense'"),
+        (["tasks", "list"], "needs the path of a directory of tasks"),
+        (["report"], "needs one run directory"),
         (["experiment=terminal_rsi", "min_free_gib=1000000000"], "disk full"),
     ],
 )
@@ -97,6 +99,15 @@ def test_a_dry_pipeline_writes_ledger_and_records(tmp_path: Path) -> None:
     assert versions["torch"] != "not installed"
     assert "stages" in (tmp_path / "run" / "config.yaml").read_text()
     assert "| base_eval |" in (tmp_path / "run" / "ledger.md").read_text()
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    """`termrsi ... 2>&1 | head -1`: what was started is also ended, and the ledger is written."""
+    run = tmp_path / "run"
+    command = f"set -o pipefail; {' '.join(COMMAND)} experiment=reterm scale=dry run_dir={run} 2>&1 | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert len(json.loads((run / "ledger.json").read_text())) == 5
 
 
 def test_a_pipeline_goes_on_at_its_first_unfinished_stage(tmp_path: Path) -> None:
