@@ -235,5 +235,8 @@ def _unpack(data: bytes, folder: Path) -> Path:
     """Where the packed file or tree lies now."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         # Python 3.11.4 brought filters; before, what they hold back is not in an archive that `_pack` made.
-        tar.extractall(folder, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
+        if hasattr(tarfile, "tar_filter"):
+            tar.extractall(folder, filter="tar")
+        else:
+            tar.extractall(folder)
     return folder / "content"

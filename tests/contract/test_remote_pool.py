@@ -1,7 +1,6 @@
 """The pool behind its actor: sandboxes by handle, many at once, and requesters that go away."""
 
 import asyncio
-import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -87,9 +86,8 @@ def test_archives_are_read_by_every_python_that_is_allowed(tmp_path: Path, monke
     monkeypatch.delattr(tarfile, "tar_filter")
 
     def old(self: tarfile.TarFile, path: Path) -> None:
-        whole(self, path, filter="tar" if sys.version_info >= (3, 11, 4) else None)
+        self.extract("content/f", path)
 
-    whole = tarfile.TarFile.extractall
     monkeypatch.setattr(tarfile.TarFile, "extractall", old)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "f").write_text("x")
