@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import json
 import logging
 import socket
 import tarfile
@@ -31,6 +32,7 @@ from termrsi.sandbox.stream_wire import READ_BYTES, StreamWire
 
 if TYPE_CHECKING:
     import docker
+    import requests
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -259,8 +261,8 @@ class DockerSandbox:
             raise SandboxError("lost, closed or not started", self._id)
         return self._shell
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        """A call to the engine, in a thread; its errors as SandboxError."""
+    async def _call(self, function: Callable[[], T], undo: Callable[[T], None] = lambda _: None) -> T:
+        """A call to the engine, in a thread; its errors as SandboxError. `undo`: of what it gives to a caller that has gone."""
 
         def told() -> T:
             with _told(self._id):
@@ -270,8 +272,16 @@ class DockerSandbox:
         job = asyncio.ensure_future(asyncio.to_thread(told))
         self._threads.add(job)
         job.add_done_callback(self._threads.discard)
-        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if the caller has gone
-        return await asyncio.shield(job)
+
+        def left_behind(done: asyncio.Future[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                undo(done.result())
+
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            job.add_done_callback(left_behind)
+            raise
 
     def _create(self) -> str:
         """Makes and starts the container; the directory in which its shell begins."""
@@ -316,12 +326,11 @@ class DockerSandbox:
         return workdir
 
     async def _attach(self, argv: list[str], cwd: str) -> "_Stream":
-        def attach() -> tuple[str, Any]:  # Any: docker-py is not typed
+        def attach() -> _Stream:
             made = self._api.exec_create(self._id, argv, stdin=True, workdir=cwd, user="0")["Id"]
-            return made, self._api.exec_start(made, socket=True)
+            return _Stream(self._api, made, self._api.exec_start(made, socket=True))
 
-        made, raw = await self._call(attach)
-        return _Stream(self._api, made, raw)
+        return await self._call(attach, undo=_Stream.close)
 
     async def _exec(self, script: str, *arguments: str) -> tuple[int, str]:
         """Runs a script of built-ins with the container's bash; its exit code and output."""
@@ -369,33 +378,41 @@ class DockerSandbox:
 
     def _kind(self, path: str) -> str:
         """What stands at a path inside, links followed: "directory", "file", or "" for nothing."""
-        from docker.errors import NotFound
-
         for _ in range(2):
-            try:
-                bits, info = self._api.get_archive(self._id, path)
-            except NotFound:
-                return ""
-            bits.close()
+            with contextlib.closing(self._archive("HEAD", path)) as response:
+                if response.status_code == 404:
+                    return ""
+                info = _stat_of(response)
             if not info["linkTarget"]:
                 return "directory" if info["mode"] & 1 << 31 else "file"
             path = info["linkTarget"]
         return "file"
 
     def _get(self, source: str, target: Path) -> None:
-        bits, info = self._api.get_archive(self._id, source)
-        if info["linkTarget"]:
-            bits.close()
-            bits, info = self._api.get_archive(self._id, info["linkTarget"])
-        try:
-            with tarfile.open(fileobj=_Reader(bits), mode="r|") as archive:
-                if info["mode"] & 1 << 31:
+        with contextlib.closing(self._archive("HEAD", source)) as response:
+            source = _stat_of(response)["linkTarget"] or source
+        with contextlib.closing(self._archive("GET", source)) as response:
+            chunks = response.iter_content(READ_BYTES)
+            with tarfile.open(fileobj=_Reader(chunks), mode="r|") as archive:
+                if _stat_of(response)["mode"] & 1 << 31:
                     target.mkdir(parents=True, exist_ok=True)
                 elif target.is_dir():
                     target = target / PurePosixPath(source).name
                 files.unpack(archive, target, largest_bytes=self._options.disk_mb << 20)
-        finally:
-            bits.close()
+
+    def _archive(self, method: str, path: str) -> "requests.Response":
+        """To be closed. docker-py's own `get_archive` cannot be: what is not read to its end keeps its connection."""
+        api = self._api
+        url = f"{api.base_url}/v{api.api_version}/containers/{self._id}/archive"
+        return api.request(method, url, params={"path": path}, stream=True, timeout=CALL_S)
+
+
+def _stat_of(response: "requests.Response") -> dict[str, Any]:
+    """What the engine says of a path. Raises SandboxError if there is none."""
+    said = response.headers.get("x-docker-container-path-stat")
+    if said is None:
+        raise SandboxError(f"not there: {response.text.strip() or response.reason}", response.url)
+    return json.loads(base64.b64decode(said))
 
 
 class _Stream:
@@ -572,12 +589,13 @@ def build(context: Path, dockerfile: str, key: str, timeout_s: float, engine: st
             return name
         except ImageNotFound:
             pass
-        said = []
+        said, error = [], ""
         for line in api.build(
             path=str(context), dockerfile=dockerfile, tag=name, rm=True, forcerm=True, decode=True, timeout=int(timeout_s),
             labels={BUILD_LABEL: key},
         ):  # fmt: skip
             said.append(str(line.get("stream", "")))
-            if "error" in line:
-                raise TaskError(f"{line['error'].strip()} {''.join(said)[-1000:].strip()}", str(context / dockerfile))
+            error = str(line.get("error", error))  # the stream is read to its end: only then is its connection given back
+        if error:
+            raise TaskError(f"{error.strip()} {''.join(said)[-1000:].strip()}", str(context / dockerfile))
     return name

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -128,6 +129,31 @@ async def test_what_a_killed_owner_leaves_is_removed(docker_engine: tuple[str, s
     assert [name.split()[0] for name in docker.reap("killed", engine)] == ["container"]
     assert [name.split()[0] for name in docker.reap("killed", engine, snapshots=True)] == ["image"]
     assert docker.reap("killed", engine, snapshots=True) == []
+
+
+async def test_a_stream_whose_requester_has_gone_is_closed(
+    docker_engine: tuple[str, str], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = docker.client(engine)
+    attach, attached, go_on = api.exec_start, threading.Event(), threading.Event()
+    streams = []
+
+    def slow(made: str, *, socket: bool) -> object:
+        streams.append(attach(made, socket=socket))
+        attached.set()
+        assert go_on.wait(30)
+        return streams[-1]
+
+    monkeypatch.setattr(api, "exec_start", slow)
+    box = DockerSandbox(DockerOptions(image=docker_engine[1], owner="gone", engine=engine))
+    starting = asyncio.ensure_future(box.start())
+    assert await asyncio.to_thread(attached.wait, 30)
+    starting.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await box.close()
+    assert [stream.closed for stream in streams] == [True]
 
 
 async def test_an_image_that_is_not_a_snapshot_is_refused(docker_engine: tuple[str, str], engine: str) -> None:
