@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Every check, in one command: launch/test.sh [PYTEST ARGUMENT ...], for example launch/test.sh tests/unit -k config
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-# The Docker backend is tested on a daemon that the tests start; only root can. An engine that answers is used as it is.
-if [[ $EUID -eq 0 ]] && ! docker version >/dev/null 2>&1; then
-    NEEDED+=(docker:docker.io dockerd:docker.io debootstrap:debootstrap)
+# The Docker and gVisor backends are tested too, where this is root: the first on a daemon that the tests start, if none answers.
+if [[ $EUID -eq 0 ]]; then
+    NEEDED+=(runsc:runsc busybox:busybox-static)
+    if ! docker version >/dev/null 2>&1; then
+        NEEDED+=(docker:docker.io dockerd:docker.io docker-compose:docker-compose debootstrap:debootstrap)
+    fi
 fi
 setup
 cd "$ROOT"

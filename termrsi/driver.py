@@ -14,6 +14,7 @@ from termrsi.errors import ConfigError, TermrsiError
 USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=value ...]
        termrsi experiment=NAME stage=NAME          one stage of the pipeline, on what the run directory holds
        termrsi doctor                              what this machine can run, and what is missing
+       termrsi doctor --clean                      removes what killed runs left on this machine
        termrsi tasks list PATH                     tasks of a directory, and what was refused and why
        termrsi tasks check PATH                    run each task's solution and an empty submission
        termrsi report RUN_DIR                      the ledger of a run

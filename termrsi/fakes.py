@@ -224,6 +224,10 @@ class FakeSandbox:
         self._machine.variables, self._status = {}, 0
         return ended
 
+    async def replaced(self) -> list[str]:
+        self._check()
+        return []
+
     async def close(self) -> None:
         self._gone = "closed"
         self._world.open.discard(self._id)

@@ -71,6 +71,10 @@ class Sandbox(Protocol):
         """End every process but the sandbox's own; returns how many there were. The shell is fresh afterwards."""
         ...
 
+    async def replaced(self) -> list[str]:
+        """Watched paths (`termrsi.watched`) that are not as the image had them, by means that nothing inside can deceive."""
+        ...
+
     async def close(self) -> None:
         """Everything it held is gone on return. May be called twice."""
         ...

@@ -44,6 +44,7 @@ class TaskSpec:
     level: int = 1
     split: str = "train"
     agent_timeout_s: float | None = None
+    touches: tuple[str, ...] = ()  # watched paths that its own solution replaces: an agent may too
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class Verdict:
     skipped: tuple[str, ...] = ()
     source: str = "reward"  # which report the ids came from; "reward" if there was none
     duration_s: float = 0.0
+    replaced: tuple[str, ...] = ()  # what the agent replaced of what a verifier runs through (`watched`)
 
 
 @dataclass(frozen=True, slots=True)

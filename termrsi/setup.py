@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,15 +155,14 @@ class RealParts:
         from termrsi.actors.cluster import Cluster
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
-        from termrsi.sandbox import docker, layers, local
+        from termrsi.sandbox import layers, reap
 
         config, cache = self.config, cache_dir()
         self.tasks = load_tasks(config, cache, self.say)
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        containers = docker.reap(snapshots=True) if config.sandbox.backend == "docker" else []
-        for name in [*local.reap(state_dir=state, snapshots=True), *containers, *generator.reap()]:
+        for name in [*reap.everything(state, docker=config.sandbox.backend == "docker", cache_dir=cache), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         self._cluster = Cluster(config, self.model, cache / "images", state)
 
@@ -239,7 +238,8 @@ async def measure_all(
         cached = folder / f"{task_digest(task)}.json"
         if cached.is_file():
             raw = json.loads(cached.read_text())
-            return TaskChecks(raw["id"], raw["family"], tuple(raw["checks"]), tuple(raw["baseline"]), raw["weights"])
+            lists = {name: tuple(raw[name]) for name in ("checks", "baseline", "touches")}
+            return TaskChecks(raw["id"], raw["family"], weights=raw["weights"], **lists)
         async with slots:
             checks = await _measured(pool, task, config.cluster.episode_retries)
         draft = cached.with_suffix(f".{os.getpid()}")
@@ -259,7 +259,7 @@ async def measure_all(
         elif result is not None:
             found[task.id] = result
     for part in (splits.train, splits.validation, splits.heldout):
-        part[:] = [t for t in part if t.id not in unfit]
+        part[:] = [replace(t, touches=found[t.id].touches) if t.id in found else t for t in part if t.id not in unfit]
     require(splits, config, "every one of them is unfit: see the lines above")
     say(f"tasks: {len(splits.train)} train, {len(splits.validation)} validation, {len(splits.heldout)} held-out")
     return found
@@ -286,7 +286,7 @@ def require(splits: Splits, config: Config, cure: str) -> None:
 
 def task_digest(task: TaskSpec) -> str:
     """Of every file of the task directory."""
-    whole = hashlib.sha256(b"checks-1")
+    whole = hashlib.sha256(b"checks-2")
     root = Path(task.path)
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

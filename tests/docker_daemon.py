@@ -9,15 +9,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-IMAGE = "termrsi-test:1"
-PACKAGES = "procps,python3-minimal,git"
+IMAGE = "termrsi-test:2"
+PACKAGES = "procps,python3,git"
 START_S = 60.0
 
 
 def why_not() -> str:
     """Why no engine can be had; "" if one can."""
-    if _given():
-        return ""
+    return "" if _given() else why_not_own()
+
+
+def why_not_own() -> str:
+    """Why no daemon can be started; "" if one can."""
     if os.geteuid() != 0:
         return "no Docker Engine answers, and only root can start one"
     missing = [name for name in ("dockerd", "debootstrap") if shutil.which(name) is None]
@@ -28,31 +31,63 @@ def _given() -> bool:
     return subprocess.run(["docker", "version"], capture_output=True).returncode == 0 if shutil.which("docker") else False
 
 
+class Daemon:
+    """A dockerd of our own in `folder`, its containers and its data with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = f"unix://{folder}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        folder = self._folder
+        options = ["--iptables=false", "--ip6tables=false", "--bridge=none", f"--host={self.address}", f"--data-root={folder}/data"]
+        options += [f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+        with (folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(["dockerd", *options], stdout=log, stderr=log)
+        end = time.monotonic() + START_S
+        while subprocess.run(["docker", "-H", self.address, "version"], capture_output=True).returncode != 0:
+            # A daemon raises no event when it begins to listen.
+            assert self._process.poll() is None, (folder / "log").read_text()[-2000:]
+            assert time.monotonic() < end, (folder / "log").read_text()[-2000:]
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """As the kernel would, out of memory. Its containers live on; its containerd ends with it, and their numbers are stale."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        for stale in ("pid", "exec/containerd/containerd.pid"):
+            (self._folder / stale).unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60.0)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if str(self._folder) in line:
+                subprocess.run(["umount", "-l", line.split()[4]], capture_output=True)
+
+
+@contextlib.contextmanager
+def own(folder: Path) -> Iterator[Daemon]:
+    folder.mkdir(exist_ok=True)
+    daemon = Daemon(folder)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.stop()
+
+
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[str]:
-    """The engine's address. A daemon of our own ends with the context, and with it its containers and its data."""
+    """The engine's address: the environment's, or that of a daemon of our own, which ends with the context."""
     if _given():
         yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         return
-    address = f"unix://{folder}/docker.sock"
-    options = ["--iptables=false", "--ip6tables=false", "--bridge=none", f"--host={address}", f"--data-root={folder}/data"]
-    options += [f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
-    with (folder / "log").open("wb") as log:
-        daemon = subprocess.Popen(["dockerd", *options], stdout=log, stderr=log)
-    try:
-        end = time.monotonic() + START_S
-        while subprocess.run(["docker", "-H", address, "version"], capture_output=True).returncode != 0:
-            # A daemon raises no event when it begins to listen.
-            assert daemon.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < end, (folder / "log").read_text()[-2000:]
-            time.sleep(0.1)
-        yield address
-    finally:
-        daemon.terminate()
-        daemon.wait(60.0)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            if str(folder) in line:
-                subprocess.run(["umount", "-l", line.split()[4]], capture_output=True)
+    with own(folder) as daemon:
+        yield daemon.address
 
 
 def image(address: str, cache: Path) -> str:

@@ -55,6 +55,8 @@ class Cluster:
                 disk_mb=config.sandbox.disk_mb,
                 pids=config.sandbox.pids,
                 network=config.sandbox.network == "host",
+                spares=config.sandbox.spares,
+                host_share=config.sandbox.host_share,
                 cache_dir=str(self._cache_dir),
                 state_dir=str(self._state_dir),
             )

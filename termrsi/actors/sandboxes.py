@@ -6,6 +6,7 @@ beside the sandbox, so that a task's tests and reports do not cross the network.
 
 import asyncio
 import io
+import os
 import shutil
 import tarfile
 import tempfile
@@ -34,6 +35,8 @@ class SandboxOptions:
     network: bool
     cache_dir: str
     state_dir: str
+    spares: int = 0
+    host_share: float = 0.8
 
 
 @ray.remote(max_restarts=0)
@@ -43,13 +46,15 @@ class SandboxActor:
     def __init__(self, options: SandboxOptions) -> None:
         from termrsi.reward.verifier import HarborVerifier
         from termrsi.sandbox.host_pool import HostPool
-        from termrsi.sandbox.machines import Limits
+        from termrsi.sandbox.machines import Limits, capacity
 
         self._pool = HostPool(
             size=options.concurrency,
             cache_dir=options.cache_dir,
             state_dir=options.state_dir,
             backend=options.backend,
+            capacity=capacity(options.state_dir, options.host_share),
+            spares=options.spares,
             limits=Limits(memory_mb=options.memory_mb, disk_mb=options.disk_mb, pids=options.pids, network=options.network),
         )
         self._backend = options.backend
@@ -114,17 +119,20 @@ class SandboxActor:
         return [f.id for f in forks]
 
     async def put(self, sandbox_id: str, tar: bytes, target: str) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
             await self._of(sandbox_id).put(_unpack(tar, Path(folder)), target)
 
     async def get(self, sandbox_id: str, source: str) -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
             target = Path(folder) / "got"
             await self._of(sandbox_id).get(source, target)
             return _pack(target)
 
     async def kill_processes(self, sandbox_id: str) -> int:
         return await self._of(sandbox_id).kill_processes()
+
+    async def replaced(self, sandbox_id: str) -> list[str]:
+        return await self._of(sandbox_id).replaced()
 
     async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
         return await self._verifier.verify(self._of(sandbox_id), task)
@@ -176,7 +184,7 @@ class RemoteSandbox:
 
     async def get(self, source: str, target: Path | str) -> None:
         tar = await _call(self._actor.get.remote(self._id, source))
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
             found = _unpack(tar, Path(folder))
             if found.is_dir() and not found.is_symlink():
                 shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True)
@@ -185,6 +193,9 @@ class RemoteSandbox:
 
     async def kill_processes(self) -> int:
         return await _call(self._actor.kill_processes.remote(self._id))
+
+    async def replaced(self) -> list[str]:
+        return await _call(self._actor.replaced.remote(self._id))
 
     async def close(self) -> None:
         method = self._actor.close_fork if self._forked else self._actor.release

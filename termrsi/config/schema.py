@@ -93,7 +93,9 @@ class SandboxConfig:
     they then see the host's own network, and whatever listens there; on Docker the engine's default network."""
 
     backend: str = "local"
-    concurrency: int = 16  # live sandboxes at once
+    concurrency: int = 16  # live sandboxes at once, on each node
+    host_share: float = 0.8  # of a node's memory and free disk, that its sandboxes' limits may add up to; others wait
+    spares: int = 0  # sandboxes started ahead, for the tasks asked for last: where a start is slow (docker, gvisor)
     network: str = "none"
     memory_mb: int = 512
     disk_mb: int = 256
@@ -101,7 +103,10 @@ class SandboxConfig:
 
     def __post_init__(self) -> None:
         _at_least("sandbox", 1, concurrency=self.concurrency, memory_mb=self.memory_mb, disk_mb=self.disk_mb, pids=self.pids)
-        _one_of("sandbox.backend", self.backend, "local", "docker")
+        _at_least("sandbox", 0, spares=self.spares)
+        if not 0.0 < self.host_share <= 1.0:
+            raise ConfigError(f"{self.host_share}", "sandbox.host_share", "above 0, at most 1")
+        _one_of("sandbox.backend", self.backend, "local", "docker", "gvisor")
         _one_of("sandbox.network", self.network, "none", "host")
 
 

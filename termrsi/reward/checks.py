@@ -1,8 +1,9 @@
 """What a task's checks are worth: measured by an empty submission and by the task's own solution, in fresh sandboxes."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from termrsi import watched
 from termrsi.errors import TaskError
 from termrsi.ports import Sandbox, SandboxPool, Verifier
 from termrsi.records import TaskSpec, Verdict
@@ -19,6 +20,7 @@ class TaskChecks:
     checks: tuple[str, ...]
     baseline: tuple[str, ...] = ()
     weights: dict[str, float] = field(default_factory=dict)
+    touches: tuple[str, ...] = ()  # what its solution replaces of what a verifier runs through (`watched`)
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -41,7 +43,9 @@ async def measure(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, repe
     checks = tuple(dict.fromkeys(check for verdict in solved for check in (*verdict.passed, *verdict.failed, *verdict.skipped)))
     flaky = _differing(empty) | _differing(solved)
     baseline = tuple(check for check in checks if any(check in verdict.passed for verdict in empty))
-    return TaskChecks(task.id, task.family, checks, baseline, {check: 0.0 if check in flaky else 1.0 for check in checks})
+    weights = {check: 0.0 if check in flaky else 1.0 for check in checks}
+    touches = tuple(sorted({path for verdict in solved for path in verdict.replaced if watched.relied_on(path)}))
+    return TaskChecks(task.id, task.family, checks, baseline, weights, touches)
 
 
 def _differing(verdicts: list[Verdict]) -> set[str]:
@@ -54,6 +58,7 @@ async def _verdict(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, ora
     try:
         if oracle:
             await _solve(sandbox, task)
+            task = replace(task, touches=watched.RELIED_ON)  # whatever it replaces is the task's own wish
         return await verifier.verify(sandbox, task)
     finally:
         await pool.release(sandbox)

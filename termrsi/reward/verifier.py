@@ -2,10 +2,11 @@
 
 A result that cannot be trusted is a VerifierError and never a reward of 0: no reward file, one out of [0, 1], a time-out, or
 a 0 from a script that never got to its tests. Differences from Harbor 0.26: the agent's processes are dead before the tests
-start, `/tests` and the log directory are emptied rather than merged, and `reward.txt` is read where `reward.json` holds
-something other than numbers.
+start, an agent that replaced a program which every test script runs through (`watched`) scores 0 without a test, `/tests` and the
+log directory are emptied rather than merged, and `reward.txt` is read where `reward.json` holds something other than numbers.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -17,7 +18,8 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from termrsi.errors import TaskError, VerifierError
+from termrsi import watched
+from termrsi.errors import SandboxError, TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward import reports
@@ -91,15 +93,26 @@ class HarborVerifier:
         tests = Path(task.path) / "tests"
         if not (tests / "test.sh").is_file():
             raise TaskError("there is no tests/test.sh", task.path)
-        await sandbox.kill_processes()
+        lost: SandboxError | None = None
+        try:
+            await sandbox.kill_processes()
+        except SandboxError as error:  # also by an agent whose `bash` is none
+            lost = error
+        replaced = tuple(await sandbox.replaced())
+        if any(watched.relied_on(path) and path not in task.touches for path in replaced):
+            # Whatever the tests said now, a program of the agent would have said it.
+            return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
+        if lost is not None:
+            raise lost
         cleaned = await sandbox.run(_CLEAN, GRACE_S)
         if cleaned.exit_code != 0:
             raise VerifierError("the log and test directories could not be emptied", task.id)
         await sandbox.put(tests, "/tests")
         await self._run(sandbox, task, spec, unix_lines=b"\r\n" not in (tests / "test.sh").read_bytes())
-        with tempfile.TemporaryDirectory(prefix="termrsi-verify-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"termrsi-verify-{os.getpid()}-") as folder:
             await sandbox.get(LOGS, folder)
-            return read_verdict(Path(folder), tests, task.id, time.monotonic() - started)
+            verdict = read_verdict(Path(folder), tests, task.id, time.monotonic() - started)
+        return dataclasses.replace(verdict, replaced=replaced)
 
     async def _run(self, sandbox: Sandbox, task: TaskSpec, spec: VerifierSpec, *, unix_lines: bool) -> None:
         limit_s = spec.timeout_s * self._multiplier

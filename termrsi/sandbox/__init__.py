@@ -5,16 +5,21 @@ from termrsi.ports import Sandbox
 
 
 def make(backend: str = "local", **options: object) -> Sandbox:
-    """A sandbox, not yet started. `options`: the fields of `local.LocalOptions` or `docker.DockerOptions`. Raises ConfigError."""
+    """A sandbox, not yet started. `options`: the fields of the backend's options. Raises ConfigError."""
     import dataclasses
     import difflib
 
     from termrsi.sandbox.docker import DockerOptions, DockerSandbox
+    from termrsi.sandbox.gvisor import GvisorOptions, GvisorSandbox
     from termrsi.sandbox.local import LocalOptions, LocalSandbox
 
-    kinds = {"local": (LocalOptions, LocalSandbox), "docker": (DockerOptions, DockerSandbox)}
+    kinds = {
+        "local": (LocalOptions, LocalSandbox),
+        "docker": (DockerOptions, DockerSandbox),
+        "gvisor": (GvisorOptions, GvisorSandbox),
+    }
     if backend not in kinds:
-        raise ConfigError(f"sandbox backend {backend!r} is not in this version", "sandbox.make", f"valid: {', '.join(kinds)}")
+        raise ConfigError(f"sandbox backend {backend!r} is not known", "sandbox.make", f"valid: {', '.join(kinds)}")
     options_of, sandbox_of = kinds[backend]
     names = [field.name for field in dataclasses.fields(options_of)]
     for name in options:

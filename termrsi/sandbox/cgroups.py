@@ -3,6 +3,7 @@
 Named `termrsi/<label>`, so that what a crashed owner left can be found (`reap`).
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -61,6 +62,16 @@ def kill(group: Path) -> None:
         for pid in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+
+
+async def dissolve(groups: list[Path]) -> None:
+    """A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty."""
+    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5):
+        if remove(groups):
+            return
+        for group in groups:
+            kill(group)
+        await asyncio.sleep(delay_s)
 
 
 def _unified() -> list[Path]:

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from termrsi import sandbox
 from termrsi.errors import SandboxError
-from termrsi.sandbox import docker
-from termrsi.sandbox.local import LocalOptions, LocalSandbox
+from termrsi.sandbox import docker_engine
 
 KERNEL_SWITCHES = (
     ("kernel/unprivileged_userns_clone", "0", "unprivileged user namespaces are off (kernel.unprivileged_userns_clone=0)"),
@@ -26,7 +26,7 @@ KERNEL_SWITCHES = (
 def why_not(state_dir: Path | str | None = None, *, backend: str = "local") -> list[str]:
     """One sentence per thing that is missing; empty if sandboxes can be made. Not from inside an event loop.
 
-    `local`: a trivial sandbox really ran. `docker`: the engine answers; which images it has, each task says.
+    `local`, `gvisor`: a trivial sandbox really ran. `docker`: the engine answers; which images it has, each task says.
     """
     return asyncio.run(probe(state_dir, backend=backend))
 
@@ -35,16 +35,23 @@ async def probe(state_dir: Path | str | None = None, *, backend: str = "local") 
     """`why_not` inside an event loop."""
     if backend == "docker":
         try:
-            await asyncio.to_thread(docker.client)
+            await asyncio.to_thread(docker_engine.client)
         except SandboxError as error:
             return [str(error)]
         return []
-    reasons = await asyncio.to_thread(_missing)
+    reasons = await asyncio.to_thread(missing, backend)
+    if backend == "gvisor" and reasons:  # without runsc there is nothing to try
+        return reasons
     try:
-        await _try(state_dir)
+        await _try(backend, state_dir)
     except SandboxError as error:
         return [*reasons, f"a trivial sandbox did not run: {error}"]
     return []  # it ran: what looked like a reason was none
+
+
+def missing(backend: str) -> list[str]:
+    """What a look alone finds to be absent, `local` or `gvisor`; nothing is tried."""
+    return _missing_for_gvisor() if backend == "gvisor" else _missing()
 
 
 def _missing() -> list[str]:
@@ -80,13 +87,25 @@ def _namespaces() -> list[str]:
     return reasons
 
 
-async def _try(state_dir: Path | str | None) -> None:
-    with tempfile.TemporaryDirectory(prefix="termrsi-check-") as scratch:
-        sandbox = LocalSandbox(LocalOptions(state_dir=state_dir or scratch, owner="check"))
+def _missing_for_gvisor() -> list[str]:
+    reasons = []
+    if os.geteuid() != 0:
+        reasons.append("runsc needs root")
+    reasons += [
+        f"{program} is not installed (apt-get install {package})"
+        for program, package in (("runsc", "runsc"), ("busybox", "busybox-static"), ("nsenter", "util-linux"))
+        if shutil.which(program) is None
+    ]
+    return reasons
+
+
+async def _try(backend: str, state_dir: Path | str | None) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"termrsi-check-{os.getpid()}-") as scratch:
+        box = sandbox.make(backend, state_dir=state_dir or scratch, owner="check")
         try:
-            await sandbox.start()
-            result = await sandbox.run("echo ready > /tmp/probe && cat /tmp/probe", 10.0)
+            await box.start()
+            result = await box.run("echo ready > /tmp/probe && cat /tmp/probe", 10.0)
             if result.output != "ready\n":
                 raise SandboxError(f"a command answered {result.output!r}", "sandbox.check")
         finally:
-            await sandbox.close()
+            await box.close()

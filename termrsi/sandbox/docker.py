@@ -10,51 +10,60 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import functools
 import io
 import json
-import logging
 import socket
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from termrsi.errors import ConfigError, SandboxError, TaskError
+from termrsi import watched
+from termrsi.errors import ConfigError, SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
-from termrsi.sandbox import files, layers
+from termrsi.sandbox import compose, files, layers
+from termrsi.sandbox.docker_engine import (
+    CALL_S,
+    HOST_LABEL,
+    LABEL,
+    REPLACED_LABEL,
+    STATE_LABEL,
+    client,
+    discard,
+    forget,
+    inspect,
+    send_archive,
+    told,
+)
+from termrsi.sandbox.docker_engine import (
+    build as engine_build,
+)
+from termrsi.sandbox.image import key_of as image_key
+from termrsi.sandbox.init import listening
+from termrsi.sandbox.jobs import Jobs
+from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.script import SCRIPT_FD
 from termrsi.sandbox.shell import Shell
 from termrsi.sandbox.stream_wire import READ_BYTES, StreamWire
 
 if TYPE_CHECKING:
-    import docker
     import requests
 
 T = TypeVar("T")
-LOG = logging.getLogger(__name__)
-LABEL, HOST_LABEL, STATE_LABEL, BUILD_LABEL = "termrsi.sandbox", "termrsi.host", "termrsi.state", "termrsi.image"
 SNAPSHOTS = "termrsi-snapshot"
 DEFAULT_IMAGE = "debian:bookworm-slim"  # of a task that names none
-CALL_S = 120
-PARALLEL_CALLS = 64
+DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/local", "/usr/local/bin")
+DROPPED = ["NET_RAW", "MKNOD", "SYS_CHROOT"]
+ULIMITS = {"nofile": 4096, "core": 0}
+BUILD_S = 900.0
 CANNOT = {
+    "running processes": "a committed image holds files: the processes of a snapshot are named, and lost",
     "disk limit": "Docker limits a container's writable layer only on XFS with project quotas",
     "holes": "the engine's archives carry a sparse file in full: `get` refuses one that is larger than the disk allowed",
     "hidden process 1": "process 1 runs as the container's root, and has nothing of ours",
     "end with its owner": "a killed owner's containers are removed by the next `reap`",
-}
-ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
 }
 # Waits for ever, deaf to what an agent may send it. While it ignores their end, the kernel itself collects the children it is
 # given.
@@ -79,54 +88,31 @@ done"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DockerOptions:
-    """What a container is made from, and its limits. `owner` labels it, for `reap`. `engine`: "" is the environment's."""
+class DockerOptions(Options):
+    """What a container is made from, and its limits. `disk_mb` bounds what `get` takes: see CANNOT. With `network` it has the
+    engine's default one. `engine`: "" is the environment's."""
 
     image: str = ""
-    snapshot: Snapshot | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None  # where the shell starts; the image's, or /app, if None
-    memory_mb: int = 2048
-    pids: int = 256
-    cpus: float | None = None
-    disk_mb: int = 1024  # bounds what `get` takes; see CANNOT
-    network: bool = False  # True: the engine's default network
-    output_limit_bytes: int = 1 << 20
-    owner: str = "none"
-    start_timeout_s: float = 60.0
     engine: str = ""
+    compose: str = ""  # a task's compose file: its other services run beside; its main one, if a snapshot is given, from that
 
     def __post_init__(self) -> None:
-        for name in ("memory_mb", "pids", "disk_mb", "output_limit_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", "sandbox.docker", "must be at least 1")
-        if self.cpus is not None and self.cpus < 0.01:
-            raise ConfigError(f"cpus is {self.cpus}", "sandbox.docker", "must be at least 0.01, or None for no limit")
-        if bool(self.image) == (self.snapshot is not None):
+        Options.__post_init__(self)  # not super(): a dataclass with slots is a class made twice
+        if bool(self.image) == (self.snapshot is not None) and not (self.compose and not self.image):
             raise ConfigError("needs an image or a snapshot, not both", "sandbox.docker", "image=NAME or snapshot=...")
-        if not self.owner or not all(c.isalnum() or c in "_.-" for c in self.owner):
-            raise ConfigError(f"owner is {self.owner!r}", "sandbox.docker", "letters, digits, `_`, `.` and `-`")
 
 
-@functools.lru_cache(maxsize=4)
-def client(engine: str = "") -> "docker.APIClient":
-    """One connection pool per process and engine. Raises SandboxError if the engine does not answer."""
-    try:
-        import docker
-        from docker.errors import DockerException
-    except ImportError as error:
-        raise SandboxError("docker-py is not installed", "sandbox.docker", "pip install 'termrsi[docker]'") from error
-    try:
-        from docker.utils import kwargs_from_env
+def services(options: DockerOptions) -> tuple[dict[str, Any], str]:
+    """A task's compose file as it is run, with its images built, and its main service. Raises TaskError, SandboxError."""
+    file = Path(options.compose)
+    if not compose.program():
+        raise SandboxError("the task has a compose file, and there is no compose program", str(file), "install the compose plug-in")
+    variables = {"CPUS": str(options.cpus or 1), "MEMORY": f"{options.memory_mb}M", "CONTEXT_DIR": str(file.parent)}
 
-        options: dict[str, Any] = {"base_url": engine} if engine else dict(kwargs_from_env())  # Any: docker-py is not typed
-        api = docker.APIClient(**options, version="auto", timeout=CALL_S, max_pool_size=PARALLEL_CALLS)
-        api.ping()
-    except DockerException as error:
-        raise SandboxError(
-            f"no Docker Engine answers: {error}", engine or "DOCKER_HOST", "start dockerd, or set DOCKER_HOST"
-        ) from error
-    return api
+    def build(context: Path, name: str) -> str:
+        return engine_build(context, name, image_key(context / name, context), BUILD_S, options.engine)
+
+    return compose.read(file, variables | {"TEST_DIR": "/tests"} | dict(options.env), build, network=options.network)
 
 
 class DockerSandbox:
@@ -138,7 +124,9 @@ class DockerSandbox:
         self._api: Any = None  # Any: docker-py is not typed
         self._shell: Shell | None = None
         self._state = b""
-        self._threads: set[asyncio.Future[Any]] = set()  # Any: only waited for
+        self._before: list[str] = []  # watched paths that differ from the first image, in a restored one
+        self._project: compose.Project | None = None
+        self._jobs = Jobs()
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
 
@@ -213,6 +201,11 @@ class DockerSandbox:
         await shell.restart()
         return count
 
+    async def replaced(self) -> list[str]:
+        """See `ports.Sandbox`: what the engine says differs from the image, and what a snapshot says did so before it."""
+        self._live_shell()
+        return sorted(await self._call(self._replaced))
+
     async def close(self) -> None:
         """Removes the container; whoever calls it waits for the same end."""
         self._closed = True
@@ -244,15 +237,17 @@ class DockerSandbox:
     async def _close(self) -> None:
         if self._shell is not None:
             self._shell.close()
-        await asyncio.gather(*self._threads, return_exceptions=True)
+        await self._jobs.ended()
         if self._api is not None:
             await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
         from docker.errors import NotFound
 
-        with _told(self._id), contextlib.suppress(NotFound):
+        with told(self._id), contextlib.suppress(NotFound):
             self._api.remove_container(self._id, force=True, v=True)
+        if self._project is not None:
+            self._project.down()
         if self._options.snapshot is not None:
             forget(self._api, self._options.snapshot.digest)
 
@@ -261,32 +256,22 @@ class DockerSandbox:
             raise SandboxError("lost, closed or not started", self._id)
         return self._shell
 
-    async def _call(self, function: Callable[[], T], undo: Callable[[T], None] = lambda _: None) -> T:
+    async def _call(self, function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """A call to the engine, in a thread; its errors as SandboxError. `undo`: of what it gives to a caller that has gone."""
 
-        def told() -> T:
-            with _told(self._id):
+        def call() -> T:
+            with told(self._id):
                 return function()
 
-        # Known to `close` until the thread has done, also after a cancellation: it may make a container still.
-        job = asyncio.ensure_future(asyncio.to_thread(told))
-        self._threads.add(job)
-        job.add_done_callback(self._threads.discard)
-
-        def left_behind(done: asyncio.Future[T]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                undo(done.result())
-
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            job.add_done_callback(left_behind)
-            raise
+        return await self._jobs.run(call, undo)
 
     def _create(self) -> str:
         """Makes and starts the container; the directory in which its shell begins."""
         options, api = self._options, self._api
-        image = options.image
+        image, content, main = options.image, {}, ""
+        if options.compose:
+            content, main = services(options)
+            image = content["services"][main]["image"]
         if options.snapshot is not None:
             image = options.snapshot.digest
             config = inspect(api, image)["Config"]
@@ -294,10 +279,25 @@ class DockerSandbox:
             if options.snapshot.backend != "docker" or STATE_LABEL not in labels:
                 raise SandboxError("is not a snapshot of this backend", options.snapshot.id)
             self._state = base64.b64decode(labels[STATE_LABEL])
+            self._before = json.loads(labels[REPLACED_LABEL])
         else:
             config = inspect(api, image)["Config"]
         given = dict(entry.partition("=")[::2] for entry in config.get("Env") or [])
         workdir = options.workdir or config.get("WorkingDir") or "/app"
+        env = ENVIRONMENT | given | dict(options.env)
+        labels = {LABEL: self._id, HOST_LABEL: socket.gethostname(), STATE_LABEL: "", REPLACED_LABEL: ""}
+        if options.compose:
+            self._project = compose.Project(self._id.lower(), options.engine, labels)
+            content["services"][main] |= self._main_service(image, env, workdir)
+            self._project.up(content, options.start_timeout_s)
+        else:
+            self._create_alone(image, env, workdir, labels)
+        if options.snapshot is None:
+            send_archive(api, self._id, [(f"logs/{name}", None) for name in ("agent", "verifier", "artifacts")], mode=0o777)
+        return workdir
+
+    def _create_alone(self, image: str, env: dict[str, str], workdir: str, labels: dict[str, str]) -> None:
+        options, api = self._options, self._api
         limits: dict[str, object] = {"nano_cpus": int(options.cpus * 1e9)} if options.cpus is not None else {}
         api.create_container(
             image,
@@ -306,24 +306,43 @@ class DockerSandbox:
             name=self._id,
             hostname="sandbox",
             user="0",
-            environment=ENVIRONMENT | given | dict(options.env),
+            environment=env,
             working_dir=workdir,
-            labels={LABEL: self._id, HOST_LABEL: socket.gethostname(), STATE_LABEL: ""},
+            labels=labels,
             host_config=api.create_host_config(
                 mem_limit=f"{options.memory_mb}m",
                 memswap_limit=f"{options.memory_mb}m",
                 pids_limit=options.pids,
                 network_mode="default" if options.network else "none",
-                cap_drop=["NET_RAW", "MKNOD", "SYS_CHROOT"],
+                cap_drop=DROPPED,
                 security_opt=["no-new-privileges"],
-                ulimits=[{"Name": "nofile", "Soft": 4096, "Hard": 4096}, {"Name": "core", "Soft": 0, "Hard": 0}],
+                ulimits=[{"Name": name, "Soft": value, "Hard": value} for name, value in ULIMITS.items()],
                 **limits,
             ),
         )
         api.start(self._id)
-        if options.snapshot is None:
-            _send_archive(api, self._id, [(f"logs/{name}", None) for name in ("agent", "verifier", "artifacts")], mode=0o777)
-        return workdir
+
+    def _main_service(self, image: str, env: dict[str, str], workdir: str) -> dict[str, Any]:
+        """What compose is told of the agent's own service: the same as `_create_alone` says."""
+        options = self._options
+        limits = {"cpus": options.cpus} if options.cpus is not None else {}
+        return {
+            "image": image,
+            "command": [],
+            "entrypoint": ["/bin/bash", "-c", KEEPER],
+            "container_name": self._id,
+            "hostname": "sandbox",
+            "user": "0",
+            "environment": env,
+            "working_dir": workdir,
+            "mem_limit": f"{options.memory_mb}m",
+            "memswap_limit": f"{options.memory_mb}m",
+            "pids_limit": options.pids,
+            "cap_drop": DROPPED,
+            "security_opt": ["no-new-privileges"],
+            "ulimits": dict(ULIMITS),
+            **limits,
+        }
 
     async def _attach(self, argv: list[str], cwd: str) -> "_Stream":
         def attach() -> _Stream:
@@ -345,17 +364,30 @@ class DockerSandbox:
         return await self._call(run)
 
     def _processes(self) -> list[str]:
-        """Command lines of all processes but process 1, as the engine's host sees them."""
+        """Command lines, and ports, of all processes but process 1, as the engine's host sees them."""
         rows = self._api.top(self._id, ps_args="-eo pid,args")["Processes"] or []
         first = str(self._api.inspect_container(self._id)["State"]["Pid"])
-        return [row[1] for row in rows if row[0] != first]
+        return [row[1] + _listening(int(row[0]), row[1]) for row in rows if row[0] != first]
+
+    def _replaced(self) -> set[str]:
+        changed = {entry["Path"] for entry in self._api.diff(self._id) or []}
+        # A link in place of a directory, or another one in place of a link, stands for all that is found through it.
+        links = [name for name in DIRECTORIES if name in changed and self._is_link(name)]
+        found = {path for path in changed if watched.watched(path)}
+        found |= {path for name in links for path in watched.RELIED_ON if path.startswith(f"{name}/")}
+        return found | set(self._before)
 
     def _commit(self, snapshot_id: str, state: bytes) -> Snapshot:
         api = self._api
         api.pause(self._id)
         try:
             names = self._processes()
-            labels = {STATE_LABEL: base64.b64encode(state).decode(), LABEL: snapshot_id, HOST_LABEL: socket.gethostname()}
+            labels = {
+                STATE_LABEL: base64.b64encode(state).decode(),
+                REPLACED_LABEL: json.dumps(sorted(self._replaced())),
+                LABEL: snapshot_id,
+                HOST_LABEL: socket.gethostname(),
+            }
             tag = snapshot_id.lower()
             image = api.commit(self._id, repository=SNAPSHOTS, tag=tag, pause=False, conf={"Labels": labels})["Id"]
         finally:
@@ -374,7 +406,11 @@ class DockerSandbox:
             entries.append((str(target / source.name if kind == "directory" else target), source))
         else:
             raise SandboxError(f"no such file: {source}", self._id)
-        _send_archive(self._api, self._id, entries)
+        send_archive(self._api, self._id, entries)
+
+    def _is_link(self, path: str) -> bool:
+        with contextlib.closing(self._archive("HEAD", path)) as response:
+            return response.status_code != 404 and bool(_stat_of(response)["linkTarget"])
 
     def _kind(self, path: str) -> str:
         """What stands at a path inside, links followed: "directory", "file", or "" for nothing."""
@@ -413,6 +449,14 @@ def _stat_of(response: "requests.Response") -> dict[str, Any]:
     if said is None:
         raise SandboxError(f"not there: {response.text.strip() or response.reason}", response.url)
     return json.loads(base64.b64decode(said))
+
+
+def _listening(pid: int, line: str) -> str:
+    """Ports are seen where the engine is this host's, and we may look into its processes."""
+    with contextlib.suppress(OSError):
+        if " ".join(Path("/proc", str(pid), "cmdline").read_text().split("\0")).strip() == line.strip():
+            return listening(pid)
+    return ""
 
 
 class _Stream:
@@ -462,7 +506,7 @@ class _Stream:
         """The exec's; 137 if the engine cannot say, as for a container that is gone."""
 
         def ask() -> int:
-            with contextlib.suppress(SandboxError), _told(self._exec_id):
+            with contextlib.suppress(SandboxError), told(self._exec_id):
                 code = self._api.exec_inspect(self._exec_id)["ExitCode"]
                 return 137 if code is None else int(code)
             return 137
@@ -496,106 +540,3 @@ class _Reader(io.RawIOBase):
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
-
-
-@contextlib.contextmanager
-def _told(where: str) -> Iterator[None]:
-    """The engine's and the connection's errors as SandboxError."""
-    import requests
-    from docker.errors import DockerException, NotFound
-
-    try:
-        yield
-    except NotFound as error:
-        raise SandboxError(f"not there: {error.explanation or error}", where) from error
-    except (DockerException, requests.RequestException, tarfile.TarError, OSError) as error:
-        raise SandboxError(f"{type(error).__name__}: {getattr(error, 'explanation', None) or error}", where) from error
-
-
-def inspect(api: Any, image: str) -> dict[str, Any]:
-    """What the engine knows of an image. Raises SandboxError if it has none of that name."""
-    from docker.errors import ImageNotFound
-
-    try:
-        return api.inspect_image(image)
-    except ImageNotFound as error:
-        raise SandboxError("no such image", image, "docker pull it, or build it first") from error
-
-
-def _send_archive(api: Any, container: str, entries: list[tuple[str, Path | None]], mode: int = 0o755) -> None:
-    """Files, links and directories (None: a new one) by their paths inside, owner root. The engine makes missing parents."""
-    with tempfile.SpooledTemporaryFile(max_size=1 << 24) as spool:
-        with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for name, path in entries:
-                info = tarfile.TarInfo(name.lstrip("/"))
-                if path is None:
-                    info.type, info.mode = tarfile.DIRTYPE, mode
-                    archive.addfile(info)
-                elif path.is_symlink() or path.is_dir() or path.is_file():
-                    info = archive.gettarinfo(path, name.lstrip("/"))
-                    info.type = tarfile.REGTYPE if info.islnk() else info.type  # two names of one file: the content twice
-                    info.size = path.stat().st_size if info.isreg() else 0
-                    info.uid = info.gid = 0
-                    info.uname = info.gname = "root"
-                    with path.open("rb") if info.isreg() else contextlib.nullcontext() as content:
-                        archive.addfile(info, content)
-        spool.seek(0)
-        api.put_archive(container, "/", spool)
-
-
-def forget(api: Any, image: str) -> None:
-    """Removes a snapshot's image once it has no name and no container."""
-    from docker.errors import APIError
-
-    with contextlib.suppress(SandboxError, APIError):  # in use, or gone: another is the last
-        if not inspect(api, image)["RepoTags"]:
-            api.remove_image(image)
-
-
-def discard(snapshot: Snapshot, engine: str = "") -> None:
-    """Frees what a snapshot holds; containers made from it live on. A second time does nothing."""
-    from docker.errors import ImageNotFound
-
-    with _told(snapshot.id), contextlib.suppress(ImageNotFound):
-        client(engine).remove_image(snapshot.handle, force=True)
-
-
-def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False) -> list[str]:
-    """Removes containers of dead processes of `owner` (None: of any) on this host, and, if asked, their snapshots."""
-    api = client(engine)
-    removed = []
-    here = {"label": [LABEL, f"{HOST_LABEL}={socket.gethostname()}"]}
-    with _told("reap"):
-        for container in api.containers(all=True, filters=here):
-            if layers.is_left_over(container["Labels"][LABEL], owner):
-                api.remove_container(container["Id"], force=True, v=True)
-                removed.append(f"container {container['Labels'][LABEL]}")
-        for image in api.images(filters=here) if snapshots else []:
-            if layers.is_left_over(image["Labels"][LABEL], owner):
-                api.remove_image(image["Id"], force=True)
-                removed.append(f"image {image['Labels'][LABEL]}")
-    return removed
-
-
-def build(context: Path, dockerfile: str, key: str, timeout_s: float, engine: str = "") -> str:
-    """The image of a Dockerfile, built once per content `key`. Raises TaskError with the engine's words, SandboxError."""
-    from docker.errors import ImageNotFound
-
-    api = client(engine)
-    name = f"termrsi-image:{key[:32]}"
-    with _told(str(context)):
-        try:
-            api.inspect_image(name)
-            return name
-        except ImageNotFound:
-            pass
-        said, error = [], ""
-        for line in api.build(
-            path=str(context), dockerfile=dockerfile, tag=name, rm=True, forcerm=True, decode=True, timeout=int(timeout_s),
-            labels={BUILD_LABEL: key},
-        ):  # fmt: skip
-            said.append(str(line.get("stream", "")))
-            error = str(line.get("error", error))  # the stream is read to its end: only then is its connection given back
-        if error:
-            raise TaskError(f"{error.strip()} {''.join(said)[-1000:].strip()}", str(context / dockerfile))
-    return name

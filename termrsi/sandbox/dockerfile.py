@@ -3,26 +3,40 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from termrsi.errors import TaskError
 
-IGNORED = ("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL")
-KNOWN = ("FROM", "WORKDIR", "COPY", "ADD", "RUN", "ENV", "ARG", "USER")
+IGNORED = ("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME")
+KNOWN = ("FROM", "WORKDIR", "COPY", "ADD", "RUN", "ENV", "ARG", "USER", "SHELL")
+_HEREDOC = re.compile(r"<<(-?)(['\"]?)([A-Za-z_]\w*)\2")
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
 
 
 @dataclass(frozen=True, slots=True)
+class Heredoc:
+    """Lines up to `name`, without it. `literal`: its name was quoted, so that nothing in it is expanded."""
+
+    name: str
+    body: str
+    literal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction. `flags`: `--name=value`; `words`: arguments, not yet expanded; `rest`: the text after the flags."""
+    """One instruction. `flags`: `--name=value`; `words`: arguments, not yet expanded; `rest`: the text after the flags.
+
+    `heredocs`: the lines below it that belong to it, in order.
+    """
 
     name: str
     flags: dict[str, str]
     words: tuple[str, ...]
     rest: str
     where: str  # file:line
+    heredocs: tuple[Heredoc, ...] = ()
 
 
 def parse(path: Path) -> list[Instruction]:
@@ -32,8 +46,8 @@ def parse(path: Path) -> list[Instruction]:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"cannot be read: {error}", str(path)) from error
     found: list[Instruction] = []
-    for number, text in _logical_lines(lines):
-        found.append(_instruction(text, f"{path}:{number}"))
+    for number, text, heredocs in _logical_lines(lines, path):
+        found.append(replace(_instruction(text, f"{path}:{number}"), heredocs=heredocs))
     if not any(instruction.name == "FROM" for instruction in found):
         raise TaskError("no FROM instruction", str(path), "a Dockerfile begins with FROM")
     first = next(i for i, instruction in enumerate(found) if instruction.name == "FROM")
@@ -76,11 +90,12 @@ def pairs(instruction: Instruction) -> dict[str, str]:
     return found
 
 
-def _logical_lines(lines: list[str]) -> list[tuple[int, str]]:
-    """Joined at trailing backslashes, comments dropped, also between continued lines."""
-    found: list[tuple[int, str]] = []
+def _logical_lines(lines: list[str], path: Path) -> list[tuple[int, str, tuple[Heredoc, ...]]]:
+    """Joined at trailing backslashes, comments dropped, also between continued lines; with the heredocs that follow each."""
+    found: list[tuple[int, str, tuple[Heredoc, ...]]] = []
     text, start = "", 0
-    for number, line in enumerate(lines, 1):
+    numbered = iter(enumerate(lines, 1))
+    for number, line in numbered:
         if line.lstrip().startswith("#") or not line.strip():
             continue
         start = start or number
@@ -88,11 +103,30 @@ def _logical_lines(lines: list[str]) -> list[tuple[int, str]]:
         if stripped.endswith("\\"):
             text += stripped[:-1]
             continue
-        found.append((start, (text + line).strip()))
+        whole = (text + line).strip()
+        heredocs = tuple(_heredoc(mark, numbered, f"{path}:{start}") for mark in _marks(whole))
+        found.append((start, whole, heredocs))
         text, start = "", 0
     if text.strip():
-        found.append((start, text.strip()))
-    return [(number, text) for number, text in found if text]
+        found.append((start, text.strip(), ()))
+    return [entry for entry in found if entry[1]]
+
+
+def _marks(text: str) -> list[re.Match[str]]:
+    """The heredocs that an instruction announces; of others than these three Docker knows none."""
+    return list(_HEREDOC.finditer(text)) if text.split(None, 1)[0].upper() in ("RUN", "COPY", "ADD") else []
+
+
+def _heredoc(mark: re.Match[str], numbered: Iterator[tuple[int, str]], where: str) -> Heredoc:
+    """Consumes its lines. Raises TaskError if the file ends before it."""
+    tabs, quote, name = mark.groups()
+    body: list[str] = []
+    for _, line in numbered:
+        line = line.lstrip("\t") if tabs else line
+        if line == name:
+            return Heredoc(name, "".join(f"{one}\n" for one in body), bool(quote))
+        body.append(line)
+    raise TaskError(f"the heredoc {name} has no end", where, f"a line that is {name} alone")
 
 
 def _instruction(text: str, where: str) -> Instruction:
@@ -123,18 +157,26 @@ def _check(name: str, flags: dict[str, str], rest: str, where: str) -> None:
             raise TaskError(f"{name} --chown={value} is not supported", where, "supported: root")
         if flag == "chmod" and not re.fullmatch(r"[0-7]{3,4}", value):
             raise TaskError(f"{name} --chmod={value} is not supported", where, "an octal mode is needed")
-    if "<<" in rest and name in ("COPY", "ADD", "RUN") and re.search(r"<<-?['\"]?\w+", rest):
-        raise TaskError(f"{name} with a heredoc is not supported", where)
-    if name == "USER" and rest.split(":")[0] not in ("root", "0"):
-        raise TaskError(f"USER {rest} is not supported", where, "supported: root")
+    if name == "USER" and not re.fullmatch(r"[\w.$@{}-]+(:[\w.${}-]+)?", rest):
+        raise TaskError(f"USER {rest} is not a name", where, "USER NAME, or NAME:GROUP")
+    if name == "SHELL" and not _is_list(rest):
+        raise TaskError(f"SHELL {rest} is not a list", where, 'for example SHELL ["/bin/bash", "-c"]')
     if name == "ADD" and re.search(r"(^|\s)(https?|git|ftp)://|^git@", rest):
         raise TaskError("ADD of a URL is not supported", where, "there is no network in a build")
+
+
+def _is_list(text: str) -> bool:
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(words, list) and bool(words) and all(isinstance(word, str) for word in words)
 
 
 def _words(name: str, rest: str, where: str) -> tuple[str, ...]:
     if name == "RUN":
         return ()
-    if rest.startswith("[") and name in ("COPY", "ADD"):
+    if rest.startswith("[") and name in ("COPY", "ADD", "SHELL"):
         try:
             words = json.loads(rest)
         except ValueError as error:

@@ -1,5 +1,5 @@
 # Works on names relative to descriptors, which pathlib does not offer:
-# ruff: noqa: PTH115
+# ruff: noqa: PTH115, PTH208
 """Copies between the host and a sandbox's tree, by directory descriptors. A link inside can never lead to the host.
 
 Every path inside is opened with openat2 and RESOLVE_IN_ROOT: absolute links and `..` stay under the sandbox's root. No
@@ -14,8 +14,11 @@ import shutil
 import stat
 import struct
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import IO
 
+from termrsi import watched
 from termrsi.sandbox.tree import extents
 
 SYS_OPENAT2 = 437  # the same number on every architecture
@@ -68,9 +71,57 @@ def get(root_fd: int, source: str, target: Path) -> None:
         os.close(fd)
 
 
-def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int) -> None:
+def signatures(root_fd: int) -> dict[str, str]:
+    """Of every watched path that is there, links followed: what no process can set back once the file was changed.
+
+    The time of the last change of the inode is the kernel's own, and a sandbox cannot set the clock.
+    """
+    found = {}
+    names = [f"{place}/{name}" for place in watched.REPORTED_IN for name in _names(root_fd, place)]
+    for path in dict.fromkeys((*watched.RELIED_ON, *names)):
+        with contextlib.suppress(OSError):
+            fd = open_in_root(root_fd, path, os.O_PATH)
+            try:
+                info = os.fstat(fd)
+            finally:
+                os.close(fd)
+            found[path] = f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_mode:o}"
+    return found
+
+
+def _names(root_fd: int, path: str) -> list[str]:
+    try:
+        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return []
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def pack(entries: Sequence[tuple[str, Path | None]], into: IO[bytes], mode: int = 0o755) -> None:
+    """An archive of files, links and directories (None: a new one) by their names in it, owner root."""
+    with tarfile.open(fileobj=into, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in entries:
+            info = tarfile.TarInfo(name.lstrip("/"))
+            if path is None:
+                info.type, info.mode = tarfile.DIRTYPE, mode
+                archive.addfile(info)
+            elif path.is_symlink() or path.is_dir() or path.is_file():
+                info = archive.gettarinfo(path, name.lstrip("/"))
+                info.type = tarfile.REGTYPE if info.islnk() else info.type  # two names of one file: the content twice
+                info.size = path.stat().st_size if info.isreg() else 0
+                info.uid = info.gid = 0
+                info.uname = info.gname = "root"
+                with path.open("rb") if info.isreg() else contextlib.nullcontext() as content:
+                    archive.addfile(info, content)
+
+
+def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int, strip: int = 1) -> None:
     """A streamed archive of one file, or of a directory whose contents go to `target`. As `get`: links are never followed.
 
+    `strip`: how many names a directory's members begin with that `target` stands for.
     Raises OSError for a file larger than `largest_bytes`, and for a name that leaves the archive.
     """
     whole = target.is_dir()
@@ -80,25 +131,25 @@ def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int) -> Non
             raise OSError(f"a name that leaves the archive: {member.name}")
         if member.size > largest_bytes:
             raise OSError(f"{member.name} is said to have {member.size} bytes, more than the disk allowed")
-        if whole and len(parts) < 2:
+        if whole and len(parts) <= strip:
             continue
-        path = target.joinpath(*parts[1:]) if whole else target
+        path = target.joinpath(*parts[strip:]) if whole else target
         _real_parents(target if whole else target.parent, path)
         if member.issym():
-            path.unlink(missing_ok=True)
+            _clear(path)
             path.symlink_to(member.linkname)
         elif member.isdir():
-            if path.is_symlink():
-                path.unlink()
+            if not path.is_dir() or path.is_symlink():
+                _clear(path)
             path.mkdir(exist_ok=True)
         elif member.islnk():
-            first = target.joinpath(*PurePosixPath(member.linkname).parts[1:])
+            first = target.joinpath(*PurePosixPath(member.linkname).parts[strip:])
             _real_parents(target, first)
             if first.is_file() and not first.is_symlink():
-                path.unlink(missing_ok=True)
+                _clear(path)
                 shutil.copy2(first, path)
         elif member.isreg():
-            path.unlink(missing_ok=True)
+            _clear(path)
             with path.open("xb") as writer, archive.extractfile(member) or io.BytesIO() as reader:
                 shutil.copyfileobj(reader, writer, 1 << 20)
             path.chmod(member.mode & 0o777)
@@ -111,8 +162,8 @@ def _real_parents(top: Path, path: Path) -> None:
     here = top
     for name in path.relative_to(top).parts[:-1]:
         here /= name
-        if here.is_symlink():
-            here.unlink()
+        if not here.is_dir() or here.is_symlink():
+            _clear(here)
         here.mkdir(exist_ok=True)
 
 
@@ -182,11 +233,11 @@ def _get_contents(directory: int, target: Path) -> None:
         info = os.stat(name, dir_fd=directory, follow_symlinks=False)
         new = target / name
         if stat.S_ISLNK(info.st_mode):
-            new.unlink(missing_ok=True)
+            _clear(new)
             new.symlink_to(os.readlink(name, dir_fd=directory))
         elif stat.S_ISDIR(info.st_mode):
-            if new.is_symlink():  # one that an earlier copy brought: not to be walked through
-                new.unlink()
+            if not new.is_dir() or new.is_symlink():  # a link that an earlier copy brought is not to be walked through
+                _clear(new)
             new.mkdir(exist_ok=True)
             child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
@@ -203,7 +254,7 @@ def _get_file(fd: int, target: Path) -> None:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             return
-        target.unlink(missing_ok=True)
+        _clear(target)
         with target.open("xb") as writer:
             # A hole stays a hole: a file of an agent can be said to be a terabyte long.
             writer.truncate(info.st_size)
@@ -213,6 +264,14 @@ def _get_file(fd: int, target: Path) -> None:
                     offset += os.pwrite(writer.fileno(), data, offset)
         target.chmod(stat.S_IMODE(info.st_mode) & 0o777)
         os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def _clear(path: Path) -> None:
+    """Whatever an earlier copy left where a file or a link goes now."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_dir(name: str, directory: int) -> bool:

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 # Programs and their data. Of /var only package data: the rest of it is the host's own state.
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt")
 VAR = ("var/lib/dpkg", "var/lib/apt", "var/lib/gems", "var/lib/ghostscript", "var/lib/texmf")
@@ -68,6 +68,11 @@ def parts(base: Path) -> list[Part]:
     return found
 
 
+def unpacked(base: Path, root: str) -> list[Part]:
+    """The one part of a sandbox on an unpacked root file system: our own directories over it."""
+    return [Part("root", "", (str(base / "bare"), root))]
+
+
 def prepare(state_dir: Path) -> Path:
     """The bare tree and the masks, made once per state of the host's /etc and /opt; safe among several processes."""
     hidden = [path for top in ("etc", "opt") for path in secrets(Path("/", top))]
@@ -78,7 +83,7 @@ def prepare(state_dir: Path) -> Path:
     base = state_dir / "base" / hashlib.sha256(text.encode()).hexdigest()[:24]
     if not base.is_dir():
         base.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=base.parent))
+        scratch = Path(tempfile.mkdtemp(prefix=f"termrsi-base-{os.getpid()}-", dir=base.parent))
         _write_base(scratch, hidden, tops, passwd)
         try:
             scratch.rename(base)
@@ -116,6 +121,13 @@ def secrets(top: Path) -> list[str]:
 
 def _write_base(base: Path, hidden: list[str], tops: list[tuple[str, str]], passwd: str) -> None:
     base.chmod(0o755)
+    bare = base / "bare"
+    bare.mkdir()
+    for name, mode in DIRECTORIES.items():
+        if not name.startswith("var/"):  # those are the image's own
+            (bare / name).mkdir(exist_ok=True, parents=True)
+            (bare / name).chmod(mode)
+    bare.chmod(0o755)
     root = base / "root"
     root.mkdir()
     for name, target in tops:

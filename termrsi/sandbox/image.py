@@ -1,8 +1,9 @@
 """A task's image from its Dockerfile: one cached layer over the host's programs.
 
-`FROM` any base means the host as a sandbox sees it (`host.py`): its /usr, /etc, /opt, and a fresh rest. That is a base
-image only in so far as the host has the programs the task wants; a build that misses one fails with the RUN that missed it.
-There is no network in a build. What is not in the subset of `dockerfile.py` is refused by file and line.
+`FROM` means an unpacked root file system, if there is one of that name below `CACHE/rootfs` (`root_of`), and else the host as a
+sandbox sees it (`host.py`): its /usr, /etc, /opt, and a fresh rest. The host is a base image only in so far as it has the programs
+the task wants; a build that misses one fails with the RUN that missed it. There is no network in a build. What is not in the subset
+of `dockerfile.py` is refused by file and line. Commands of an agent run as root, whatever USER says last.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import tempfile
 import threading
@@ -22,13 +24,14 @@ from typing import TYPE_CHECKING
 
 from termrsi.errors import SandboxError, TaskError
 from termrsi.records import EnvironmentSpec
-from termrsi.sandbox import dockerfile, tree
+from termrsi.sandbox import dockerfile, layers, tree
 from termrsi.sandbox.dockerfile import Instruction
 
 if TYPE_CHECKING:
     from termrsi.sandbox.local import LocalSandbox
 
-FORMAT = 1
+FORMAT = 2
+SCRATCH = "tmp-"
 OUTPUT_CHARS = 2000
 
 
@@ -41,12 +44,11 @@ class Image:
     env: dict[str, str] = field(default_factory=dict)
     user: str = "root"
     digest: str = ""
+    root: str = ""  # an unpacked root file system below the layers; "": the host's programs
 
 
 async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_dir: Path | str | None = None) -> Image:
-    """The image of a task, from the cache if it was built before. Without a Dockerfile: the host's programs and no layer.
-
-    Every `FROM` stands for the host's programs: what the named image would bring besides is not there.
+    """The image of a task, from the cache if it was built before. Without a Dockerfile: its `docker_image`'s root, or the host's.
 
     Builds of one image at the same time, in this process or another, wait for the first. Raises TaskError for what the
     Dockerfile asks (file:line), SandboxError if the machine could not build.
@@ -54,15 +56,17 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
     context = Path(environment.context)
     path = context / "Dockerfile"
     if not environment.context or not path.is_file():
-        if environment.docker_image:
+        root = root_of(environment.docker_image or "", cache_dir)
+        if environment.docker_image and not root:
             raise TaskError(
                 f"needs the image {environment.docker_image}, which the local backend cannot fetch",
                 environment.context,
-                "sandbox.backend=docker can",
+                f"sandbox.backend=docker can; or unpack it to {root_place(environment.docker_image, cache_dir)}",
             )
-        return Image(workdir=environment.workdir or "", digest="")
+        return Image(workdir=environment.workdir or "", root=root)
     steps = dockerfile.parse(path)
-    key = await asyncio.to_thread(key_of, path, context)
+    root = root_of(_base_of(steps), cache_dir)
+    key = await asyncio.to_thread(key_of, path, context, root)
     home = Path(cache_dir).absolute() / "images" / key
     if not (home / "image.json").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -70,14 +74,37 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
         try:
             if not (home / "image.json").exists():
                 async with asyncio.timeout(environment.build_timeout_s):
-                    await _build(steps, context, home, state_dir)
+                    await _build(steps, context, home, state_dir, root)
         except TimeoutError as error:
             raise TaskError(f"build took longer than {environment.build_timeout_s:.0f} s", str(path)) from error
         finally:
             os.close(lock)
     saved = json.loads((home / "image.json").read_text())
     chain = tuple(str(home / layer) for layer in saved["layers"])
-    return Image(chain, saved["workdir"], saved["env"], "root", key)
+    return Image(chain, saved["workdir"], saved["env"], saved["user"], key, root)
+
+
+def root_place(name: str, cache_dir: Path | str) -> Path:
+    """Where the root file system of an image is looked for: `/` and `:` of its name are `%`."""
+    return Path(cache_dir).absolute() / "rootfs" / name.replace("/", "%").replace(":", "%")
+
+
+def root_of(name: str, cache_dir: Path | str) -> str:
+    """An unpacked root file system, "" if there is none: made by debootstrap, or `docker export | tar -x`."""
+    place = root_place(name, cache_dir)
+    return str(place) if name and (place / "bin").exists() else ""
+
+
+def _base_of(steps: list[Instruction]) -> str:
+    """What FROM names, its arguments filled in."""
+    args: dict[str, str] = {}
+    for step in steps:
+        if step.name == "FROM":
+            return dockerfile.expand(step.words[0], args)
+        for word in step.words:
+            name, _, value = word.partition("=")
+            args[name] = dockerfile.expand(value, args)
+    return ""
 
 
 async def _lock(path: Path) -> int:
@@ -121,9 +148,10 @@ async def _lock(path: Path) -> int:
         raise
 
 
-def key_of(path: Path, context: Path) -> str:
-    """Of the Dockerfile, every file of its context with its mode, the user and this format."""
-    total = hashlib.sha256(repr((FORMAT, os.geteuid())).encode())
+def key_of(path: Path, context: Path, root: str = "") -> str:
+    """Of the Dockerfile, every file of its context with its mode, the base, the user and this format."""
+    base = (root, Path(root).stat().st_ctime_ns) if root else ""
+    total = hashlib.sha256(repr((FORMAT, os.geteuid(), base)).encode())
     for file in [path, *_context_files(context)]:
         relative = file.relative_to(context).as_posix()
         info = file.lstat()
@@ -143,18 +171,30 @@ def _context_files(context: Path) -> Iterator[Path]:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    scratch = Path(tempfile.mkdtemp(prefix="tmp-", dir=home.parent))
+    scratch = home.parent / f"{SCRATCH}{layers.label('build')}"
+    scratch.mkdir()
     try:
         yield scratch
     finally:
         tree.remove(scratch)
 
 
-async def _build(steps: list[Instruction], context: Path, home: Path, state_dir: Path | str | None) -> None:
+def reap(cache_dir: Path | str) -> list[str]:
+    """Removes what builds of dead processes left half-made."""
+    removed = []
+    for path in sorted((Path(cache_dir) / "images").glob(f"{SCRATCH}*")):
+        if layers.is_left_over(path.name.removeprefix(SCRATCH), "build"):
+            tree.remove(path)
+            removed.append(str(path))
+    return removed
+
+
+async def _build(steps: list[Instruction], context: Path, home: Path, state_dir: Path | str | None, root: str) -> None:
     # Imported here: `local` needs `Image` for its options.
     from termrsi.sandbox.local import LocalOptions, LocalSandbox
 
-    sandbox = LocalSandbox(LocalOptions(state_dir=state_dir, workdir="/", owner="build", pids=1024, disk_mb=4096))
+    options = LocalOptions(image=Image(root=root), state_dir=state_dir, workdir="/", owner="build", pids=1024, disk_mb=4096)
+    sandbox = LocalSandbox(options)
     await sandbox.start()
     try:
         state = _Build(sandbox, context)
@@ -165,7 +205,7 @@ async def _build(steps: list[Instruction], context: Path, home: Path, state_dir:
         await sandbox.kill_processes()
         with _scratch(home) as scratch:
             await sandbox.copy_layer(scratch / "new" / "layer")
-            saved = {"layers": ["layer"], "workdir": state.workdir, "env": state.env}
+            saved = {"layers": ["layer"], "workdir": state.workdir, "env": state.env, "user": state.user}
             (scratch / "new" / "image.json").write_text(json.dumps(saved))
             (scratch / "new").rename(home)
     finally:
@@ -181,6 +221,8 @@ class _Build:
         self.workdir = "/"
         self.workdir_made = True
         self.env: dict[str, str] = {}
+        self.user = "root"
+        self._shell = ["/bin/sh", "-c"]
         self._args: dict[str, str] = {}
 
     async def step(self, step: Instruction) -> None:
@@ -199,7 +241,11 @@ class _Build:
                 await self._copy(step)
             case "RUN":
                 await self._run(step)
-            case _:  # FROM, USER root, and what only matters to a container engine
+            case "USER":
+                self.user = self._expand(step.rest).partition(":")[0]
+            case "SHELL":
+                self._shell = list(step.words)
+            case _:  # FROM, and what only matters to a container engine
                 pass
 
     async def make_workdir(self) -> None:
@@ -210,14 +256,22 @@ class _Build:
 
     async def _run(self, step: Instruction) -> None:
         command = step.rest
-        argv = ["/bin/sh", "-c", command]
+        if len(step.heredocs) == 1 and command.startswith("<<") and " " not in command:
+            command = step.heredocs[0].body  # a script that is all of it
+            if command.startswith("#!"):
+                await self._write("/.termrsi-run", command, 0o755)
+                command = "/.termrsi-run"
+        else:
+            command += "".join(f"\n{heredoc.body}{heredoc.name}" for heredoc in step.heredocs)
+        argv = [*self._shell, command]
         if command.startswith("["):
-            try:
+            with contextlib.suppress(ValueError):  # a shell command that begins with a test
                 argv = [str(word) for word in json.loads(command)]
-            except ValueError:  # a shell command that begins with a test
-                argv = ["/bin/sh", "-c", command]
+        if self.user not in ("root", "0"):
+            argv = [*await self._as_user(step), *argv]
         variables = [f"{name}={value}" for name, value in (self._args | self.env).items()]
         result = await self._sandbox.run(f"cd {shlex.quote(self.workdir)} && {shlex.join(['env', '--', *variables, *argv])}")
+        await self._checked("rm -f /.termrsi-run")
         if result.exit_code != 0:
             output = result.output[-OUTPUT_CHARS:].strip()
             raise TaskError(f"RUN failed with exit code {result.exit_code}: {command}\n{output}", step.where)
@@ -226,6 +280,9 @@ class _Build:
         words = [self._expand(word) for word in step.words]
         if len(words) < 2:
             raise TaskError(f"{step.name} needs a source and a destination", step.where)
+        if step.heredocs:
+            await self._write_heredocs(step, words)
+            return
         sources = [source for word in words[:-1] for source in self._sources(step, word)]
         into_directory = words[-1].endswith("/") or words[-1] in (".", "..") or len(sources) > 1
         target = PurePosixPath(self.workdir, words[-1])
@@ -241,6 +298,43 @@ class _Build:
                 raise TaskError(f"{step.name} {source.name}: {error}", step.where) from error
             if mode is not None:
                 await self._checked(f"chmod -R {mode} -- {shlex.quote(str(into))}")
+
+    async def _as_user(self, step: Instruction) -> list[str]:
+        """What a command of USER begins with: its own numbers and home."""
+        if not re.fullmatch(r"[\w.-]+", self.user):
+            raise TaskError(f"USER {self.user} is not a name", step.where)
+        result = await self._sandbox.run(f"id -g {self.user} && echo ~{self.user}")
+        if result.exit_code != 0:
+            raise TaskError(f"USER {self.user}: there is no such user", step.where, "RUN useradd comes first")
+        group, home = result.output.split("\n")[:2]
+        return [
+            "setpriv",
+            f"--reuid={self.user}",
+            f"--regid={group}",
+            "--init-groups",
+            "--",
+            "env",
+            f"HOME={home}",
+            f"USER={self.user}",
+        ]
+
+    async def _write_heredocs(self, step: Instruction, words: list[str]) -> None:
+        """`COPY <<NAME ... TARGET`: a file of that text, or files of their names in a directory."""
+        if len(words) != len(step.heredocs) + 1:
+            raise TaskError(f"{step.name} of heredocs and files at once is not supported", step.where)
+        target = PurePosixPath(self.workdir, words[-1])
+        mode = int(step.flags.get("chmod", "644"), 8)
+        for heredoc in step.heredocs:
+            text = heredoc.body if heredoc.literal else self._expand(heredoc.body)
+            into = target / heredoc.name if words[-1].endswith("/") or len(step.heredocs) > 1 else target
+            await self._write(str(into), text, mode)
+
+    async def _write(self, target: str, text: str, mode: int) -> None:
+        with tempfile.TemporaryDirectory(prefix=f"termrsi-build-{os.getpid()}-") as folder:
+            source = Path(folder, "file")
+            source.write_text(text)
+            source.chmod(mode)
+            await self._sandbox.put(source, target)
 
     async def _unpack(self, step: Instruction, source: Path, target: PurePosixPath) -> None:
         await self._sandbox.put(source, "/.termrsi-add")

@@ -1,8 +1,8 @@
 # Runs before anything else is imported, and its start is counted in milliseconds:
-# ruff: noqa: PTH101, PTH102, PTH106, PTH110, PTH112, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH106, PTH110, PTH112, PTH115, PTH208, PTH211
 """The helper process that makes local sandboxes, and process 1 inside each of them. Standard library only.
 
-Run as a script (`python -I -S init.py FD`), never imported by the package. The helper ("zygote") is small and has one
+Run as a script (`python -I -S init.py FD`); the package imports only `listening`. The helper ("zygote") is small and has one
 thread, so it may fork; the process that uses sandboxes has many and may not. It receives one request per sandbox on a
 SEQPACKET socket, forks, and the child unshares namespaces, mounts, drops capabilities and becomes process 1 of its PID
 namespace. Forking a warm interpreter and calling mount(2) directly takes about 5 ms; the same set-up out of unshare,
@@ -394,9 +394,8 @@ class First:
         for pid, _, _ in processes():
             if pid not in (1, self.shell):
                 with contextlib.suppress(OSError):
-                    names.append(
-                        Path(f"/proc/{pid}/cmdline").read_bytes()[:200].replace(b"\0", b" ").decode(errors="replace").strip()
-                    )
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()[:200].replace(b"\0", b" ").decode(errors="replace").strip()
+                    names.append(line + listening(pid))
         return {"processes": names[:64]}
 
     def do_kill_since(self, request: Request, _fds: list[int]) -> Reply:
@@ -444,6 +443,23 @@ def processes() -> list[tuple[int, int, bytes]]:
                 if fields[0] not in (b"Z", b"X"):
                     found.append((int(name), int(fields[19]), fields[0]))
     return found
+
+
+def listening(pid: int) -> str:
+    """Where a process listens, as words to put behind its command line; "" if nowhere, or if that cannot be seen."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    ports = set()
+    for kind, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):  # listening; for UDP: bound
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == state and f"socket:[{fields[9]}]" in sockets:
+                    ports.add(f"{kind[:3]} {int(fields[1].rpartition(':')[2], 16)}")
+    return f" (listening: {', '.join(sorted(ports))})" if ports else ""
 
 
 def main() -> None:

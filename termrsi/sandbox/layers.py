@@ -31,6 +31,8 @@ class Saved:
     env: dict[str, str]
     workdir: str
     state: bytes
+    reference: dict[str, str]  # of the watched files, as the image had them
+    root: str
 
 
 def state_dir(given: Path | str | None) -> Path:
@@ -83,6 +85,8 @@ def save(
     workdir: str,
     state: bytes,
     lost: tuple[str, ...],
+    reference: Mapping[str, str],
+    root: str,
 ) -> Snapshot:
     """Copies the writable layer `upper` into a new layer and writes the snapshot. Raises OSError."""
     layer = directory / "layers" / snapshot_id
@@ -93,6 +97,7 @@ def save(
     for path in below:
         _use(directory, path, snapshot_id)
     manifest = {"layers": [str(path) for path in chain], "env": dict(env), "workdir": workdir, "tree": content}
+    manifest |= {"reference": dict(reference), "root": root}
     text = json.dumps(manifest, sort_keys=True)
     home = directory / "snapshots" / snapshot_id
     home.mkdir(parents=True)
@@ -116,7 +121,7 @@ def restore(directory: Path, snapshot: Snapshot, user: str, *, verify: bool) -> 
     if verify and (_digest(text, state) != snapshot.digest or tree.digest(str(chain[0])) != manifest["tree"]):
         release(directory, chain, user)
         raise SandboxError("snapshot is damaged: its digest differs", snapshot.id)
-    return Saved(chain, manifest["env"], manifest["workdir"], state)
+    return Saved(chain, manifest["env"], manifest["workdir"], state, manifest["reference"], manifest["root"])
 
 
 def release(directory: Path, chain: list[Path], user: str) -> None:
@@ -152,6 +157,10 @@ def reap(directory: Path, owner: str | None, *, snapshots: bool) -> list[str]:
             if is_left_over(user.name, owner) and not (homes / user.name).exists():
                 _leave(layer, user.name)
                 removed.append(str(user))
+        # Killed before it had a user, or between the last one's leave and the removal.
+        if is_left_over(layer.name, owner) and not (users.is_dir() and any(users.iterdir())):
+            tree.remove(layer)
+            removed.append(str(layer))
     return removed
 
 

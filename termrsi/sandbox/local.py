@@ -11,10 +11,9 @@ import dataclasses
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from termrsi.errors import ConfigError, SandboxError
 from termrsi.ports import Sandbox
@@ -22,56 +21,32 @@ from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import cgroups, files, host, layers, tree
 from termrsi.sandbox.fd_wire import FdWire
 from termrsi.sandbox.image import Image
+from termrsi.sandbox.jobs import Jobs
 from termrsi.sandbox.launcher import Control, shared
+from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.shell import Shell
 
-T = TypeVar("T")
 CLOSE_S = 5.0
 KILLED_S = 60.0  # a killed process ends within this, or the machine is broken
 LOG = logging.getLogger(__name__)
-CANNOT: dict[str, str] = {}  # what another backend can, and this one cannot
-ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "USER": "root",
-    "LOGNAME": "root",
-    "SHELL": "/bin/bash",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
+_REFERENCES: dict[tuple[Path, ...], dict[str, str]] = {}  # by base tree and layers: the first sandbox of an image looks
+CANNOT = {  # what another backend can, and this one cannot
+    "running processes": "a snapshot holds files and the shell's state: its processes are named, and lost",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalOptions:
-    """What a local sandbox is made from, and its limits. `owner` labels what it holds, for `reap`."""
+class LocalOptions(Options):
+    """What a local sandbox is made from, and its limits. With `network` it has the host's, not isolated."""
 
     image: Image | None = None
-    snapshot: Snapshot | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None  # where the shell starts; the image's if None
-    memory_mb: int = 2048
-    pids: int = 256
-    cpus: float | None = None  # None: no limit
-    disk_mb: int = 1024
-    network: bool = False  # True: the host's network, not isolated
     state_dir: Path | str | None = None  # None: $XDG_RUNTIME_DIR/termrsi, or /tmp/termrsi-<uid>
-    output_limit_bytes: int = 1 << 20
-    owner: str = "none"
     start_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("memory_mb", "pids", "disk_mb", "output_limit_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", "sandbox.local", "must be at least 1")
-        if self.cpus is not None and self.cpus < 0.01:
-            raise ConfigError(f"cpus is {self.cpus}", "sandbox.local", "must be at least 0.01, or None for no limit")
+        Options.__post_init__(self)  # not super(): a dataclass with slots is a class made twice
         if self.image is not None and self.snapshot is not None:
             raise ConfigError("image and snapshot are both given", "sandbox.local", "a snapshot brings its image's layers")
-        if not self.owner or not all(c.isalnum() or c in "_.-" for c in self.owner):
-            raise ConfigError(f"owner is {self.owner!r}", "sandbox.local", "letters, digits, `_`, `.` and `-`")
 
 
 class LocalSandbox:
@@ -83,14 +58,16 @@ class LocalSandbox:
         self._state_dir = layers.state_dir(options.state_dir)
         self._id = layers.label(options.owner)
         self._layers: list[Path] = []
+        self._root = ""
         self._env: dict[str, str] = {}
         self._workdir = ""
         self._groups: list[Path] = []
         self._control: Control | None = None
         self._shell: Shell | None = None
         self._root_fd = self._upper_fd = self._process_fd = -1
-        self._threads: set[asyncio.Future[Any]] = set()  # Any: only waited for
+        self._jobs = Jobs()
         self._restored_state = b""
+        self._reference: dict[str, str] = {}  # of the watched files, as the image has them
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
 
@@ -129,7 +106,7 @@ class LocalSandbox:
         assert isinstance(names, list)
         snapshot_id = layers.label(self._options.owner)
         try:
-            snapshot = await self._in_thread(lambda: self._save(snapshot_id, state, tuple(str(name) for name in names)))
+            snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, tuple(str(name) for name in names)))
         except OSError as error:
             layers.discard(self._state_dir, snapshot_id)
             raise SandboxError(f"snapshot failed: {error}", self._id) from error
@@ -156,7 +133,7 @@ class LocalSandbox:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_control()
         try:
-            await self._in_thread(lambda: files.put(self._root_fd, Path(source), target))
+            await self._jobs.run(lambda: files.put(self._root_fd, Path(source), target))
         except OSError as error:
             raise SandboxError(f"put {source} -> {target}: {error}", self._id) from error
 
@@ -164,7 +141,7 @@ class LocalSandbox:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_control()
         try:
-            await self._in_thread(lambda: files.get(self._root_fd, source, Path(target)))
+            await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target)))
         except OSError as error:
             raise SandboxError(f"get {source} -> {target}: {error}", self._id) from error
 
@@ -174,6 +151,12 @@ class LocalSandbox:
         count = await self.kill_all()
         await shell.restart()
         return count
+
+    async def replaced(self) -> list[str]:
+        """See `ports.Sandbox`: by the kernel's own record of each file, read from outside."""
+        self._live_control()
+        found = await self._jobs.run(lambda: files.signatures(self._root_fd))
+        return sorted(path for path in found.keys() | self._reference.keys() if found.get(path) != self._reference.get(path))
 
     async def close(self) -> None:
         """Ends everything; waits for process 1 and with it every other process and mount of the sandbox.
@@ -189,7 +172,7 @@ class LocalSandbox:
         if self._shell is not None:
             self._shell.close()
         # A cancelled caller's thread works on: it may still make a group, or hold a descriptor that is closed next.
-        await asyncio.gather(*self._threads, return_exceptions=True)
+        await self._jobs.ended()
         if self._control is not None:
             if self._process_fd < 0:  # cancelled while it was being built: its process must be known to be seen to end
                 with contextlib.suppress(SandboxError, TimeoutError):
@@ -202,13 +185,13 @@ class LocalSandbox:
         if self._process_fd >= 0:
             await _ended(self._process_fd)
             os.close(self._process_fd)
-        await _remove_groups(self._groups)
+        await cgroups.dissolve(self._groups)
         await asyncio.to_thread(layers.release, self._state_dir, self._layers, self._id)
 
     async def copy_layer(self, target: Path) -> None:
         """Copies the writable layer to the new directory `target`, for an image. No process may run. Raises OSError."""
         target.parent.mkdir(parents=True)
-        await self._in_thread(lambda: tree.copy(f"/proc/self/fd/{self._upper_fd}", str(target)))
+        await self._jobs.run(lambda: tree.copy(f"/proc/self/fd/{self._upper_fd}", str(target)))
 
     async def _start_bash(self, argv: list[str], cwd: str, numbers: list[int], fds: list[int]) -> None:
         await self._live_control().request("shell", fds, argv=argv, env=self._env, cwd=cwd, numbers=numbers)
@@ -230,13 +213,13 @@ class LocalSandbox:
 
     async def _start(self) -> None:
         options = self._options
-        base = await self._in_thread(self._prepare)
+        base = await self._jobs.run(self._prepare)
         request = {
             "id": self._id,
             "base": str(layers.mount_point(self._state_dir)),
             "parts": [
                 {"name": part.name, "target": part.target, "lowers": [*self._above(part.name), *part.lowers]}
-                for part in host.parts(base)
+                for part in (host.unpacked(base, self._root) if self._root else host.parts(base))
             ],
             "overlay_options": "" if os.geteuid() == 0 else ",userxattr",
             "cgroups": [str(group) for group in self._groups],
@@ -248,19 +231,16 @@ class LocalSandbox:
         }
         self._control = Control(shared.launch(request))
         self._root_fd, self._upper_fd, self._process_fd = await self._control.ready()
-        await self._in_thread(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
+        if options.snapshot is None:
+            key = (base, Path(self._root), *self._layers)
+            if key not in _REFERENCES:
+                _REFERENCES[key] = await self._jobs.run(lambda: files.signatures(self._root_fd))
+            self._reference = _REFERENCES[key]
+        await self._jobs.run(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
         self._shell = Shell(self, FdWire(self._start_bash), self._workdir, options.output_limit_bytes)
         self._control.on_exit = self._shell.ended
         self._control.on_lost = lambda: self._live_shell().lose("process 1 has ended")
         await self._shell.start(self._restored_state)
-
-    async def _in_thread(self, function: Callable[[], T]) -> T:
-        """`asyncio.to_thread`, known to `close` until the thread has done, also after a cancellation."""
-        job = asyncio.ensure_future(asyncio.to_thread(function))
-        self._threads.add(job)
-        job.add_done_callback(self._threads.discard)
-        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if the caller has gone
-        return await asyncio.shield(job)
 
     def _prepare(self) -> Path:
         """What needs the disk: the base tree, the layers with a reference to each, the groups."""
@@ -271,12 +251,13 @@ class LocalSandbox:
         if options.snapshot is not None:
             saved = layers.restore(self._state_dir, options.snapshot, self._id, verify=not self._trusted)
             self._layers, image_env, workdir, self._restored_state = saved.layers, saved.env, saved.workdir, saved.state
+            self._reference, self._root = saved.reference, saved.root
         elif options.image is not None:
             self._layers = [Path(layer) for layer in options.image.layers]
             for layer in self._layers:
                 if not layer.is_dir():
                     raise SandboxError(f"a layer of the image is gone: {layer}", self._id)
-            image_env, workdir = options.image.env, options.image.workdir or workdir
+            image_env, workdir, self._root = options.image.env, options.image.workdir or workdir, options.image.root
         self._env = ENVIRONMENT | dict(image_env) | dict(options.env)
         self._groups = cgroups.create(self._id, memory_mb=options.memory_mb + options.disk_mb, pids=options.pids, cpus=options.cpus)
         self._workdir = options.workdir or workdir
@@ -295,6 +276,8 @@ class LocalSandbox:
             workdir=self._workdir,
             state=state,
             lost=lost,
+            reference=self._reference,
+            root=self._root,
         )
 
     def _live_control(self) -> Control:
@@ -306,16 +289,6 @@ class LocalSandbox:
         if self._shell is None:
             raise SandboxError("not started", self._id)
         return self._shell
-
-
-async def _remove_groups(groups: list[Path]) -> None:
-    """A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty."""
-    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5):
-        if cgroups.remove(groups):
-            return
-        for group in groups:
-            cgroups.kill(group)
-        await asyncio.sleep(delay_s)
 
 
 async def _ended(process_fd: int) -> None:

@@ -4,16 +4,19 @@ Memory and disk bound what a task's environment may ask for. A task gets the net
 """
 
 import asyncio
+import contextlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from termrsi.errors import ConfigError
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, Snapshot, TaskSpec
-from termrsi.sandbox import docker, image, layers, local
+from termrsi.sandbox import compose, docker, docker_engine, gvisor, image, layers, local
+from termrsi.sandbox.pool import Cost
 
-BACKENDS = ("local", "docker")
+BACKENDS = ("local", "docker", "gvisor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,10 @@ class Machines(Protocol):
         """A second time does nothing."""
         ...
 
+    def cost(self, task: TaskSpec) -> Cost:
+        """What a sandbox of this task may come to use of its host."""
+        ...
+
 
 def of(backend: str, limits: Limits, *, owner: str, cache_dir: Path | str, state_dir: Path | str | None) -> Machines:
     """Raises ConfigError for a backend that is not there."""
@@ -46,6 +53,8 @@ def of(backend: str, limits: Limits, *, owner: str, cache_dir: Path | str, state
         return LocalMachines(limits, owner, cache_dir, state_dir)
     if backend == "docker":
         return DockerMachines(limits, owner)
+    if backend == "gvisor":
+        return GvisorMachines(limits, owner, cache_dir, state_dir)
     raise ConfigError(f"unknown backend {backend!r}", "sandbox.backend", f"valid: {', '.join(BACKENDS)}")
 
 
@@ -60,27 +69,56 @@ class LocalMachines:
 
     async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
         """See `Machines`."""
-        environment, limits = task.environment, self.limits
+        environment = task.environment
         built = None if snapshot else await image.build(environment, self.cache_dir, state_dir=self.state_dir)
         options = local.LocalOptions(
             image=built,
             snapshot=snapshot,
-            env=environment.env,
-            workdir=environment.workdir,
-            memory_mb=min(environment.memory_mb or limits.memory_mb, limits.memory_mb),
-            disk_mb=min(environment.storage_mb or limits.disk_mb, limits.disk_mb),
-            pids=limits.pids,
-            cpus=environment.cpus or limits.cpus,
-            network=environment.network and limits.network,
             state_dir=layers.state_dir(self.state_dir),
-            output_limit_bytes=limits.output_limit_bytes,
-            owner=self.owner,
+            **_common(environment, self.limits, self.owner),
         )
         return local.LocalSandbox(options)
 
     async def discard(self, snapshot: Snapshot) -> None:
         """See `Machines`."""
         await asyncio.to_thread(local.discard, snapshot, self.state_dir)
+
+    def cost(self, task: TaskSpec) -> Cost:
+        """What is written is memory; a snapshot of it is disk."""
+        memory, disk = _bounded(task.environment, self.limits)
+        return Cost(memory + disk, disk)
+
+
+@dataclass(frozen=True, slots=True)
+class GvisorMachines:
+    """Images as `LocalMachines`; `state_dir` for checkpoints."""
+
+    limits: Limits
+    owner: str
+    cache_dir: Path | str
+    state_dir: Path | str | None
+
+    async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
+        """See `Machines`."""
+        environment = task.environment
+        built = None if snapshot else await image.build(environment, self.cache_dir, state_dir=self.state_dir)
+        return gvisor.GvisorSandbox(
+            gvisor.GvisorOptions(
+                image=built,
+                snapshot=snapshot,
+                state_dir=layers.state_dir(self.state_dir),
+                **_common(environment, self.limits, self.owner),
+            )
+        )
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        """See `Machines`."""
+        await asyncio.to_thread(gvisor.discard, snapshot)
+
+    def cost(self, task: TaskSpec) -> Cost:
+        """As `LocalMachines`, and gVisor itself."""
+        memory, disk = _bounded(task.environment, self.limits)
+        return Cost(memory + disk + gvisor.OVERHEAD_MB, disk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +131,65 @@ class DockerMachines:
 
     async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
         """See `Machines`."""
-        environment, limits = task.environment, self.limits
+        environment = task.environment
+        composed = Path(environment.context, compose.NAME) if environment.context else None
+        has_services = composed is not None and composed.is_file()
         options = docker.DockerOptions(
-            image="" if snapshot else await self._image(environment),
+            image="" if snapshot or has_services else await self._image(environment),
+            compose=str(composed) if has_services else "",
             snapshot=snapshot,
-            env=environment.env,
-            workdir=environment.workdir,
-            memory_mb=min(environment.memory_mb or limits.memory_mb, limits.memory_mb),
-            disk_mb=min(environment.storage_mb or limits.disk_mb, limits.disk_mb),
-            pids=limits.pids,
-            cpus=environment.cpus or limits.cpus,
-            network=environment.network and limits.network,
-            output_limit_bytes=limits.output_limit_bytes,
-            owner=self.owner,
             engine=self.engine,
+            **_common(environment, self.limits, self.owner),
         )
+        if has_services:
+            await asyncio.to_thread(docker.services, options)  # builds its images: a start has no time for that
         return docker.DockerSandbox(options)
 
     async def discard(self, snapshot: Snapshot) -> None:
         """See `Machines`."""
-        await asyncio.to_thread(docker.discard, snapshot, self.engine)
+        await asyncio.to_thread(docker_engine.discard, snapshot, self.engine)
+
+    def cost(self, task: TaskSpec) -> Cost:
+        """The writable layer is the engine's disk."""
+        memory, disk = _bounded(task.environment, self.limits)
+        return Cost(memory, disk)
 
     async def _image(self, environment: EnvironmentSpec) -> str:
         """Raises TaskError for a Dockerfile that does not build, or a task without an image."""
         context = Path(environment.context)
         if environment.context and (context / "Dockerfile").is_file():
             key = await asyncio.to_thread(image.key_of, context / "Dockerfile", context)
-            return await asyncio.to_thread(docker.build, context, "Dockerfile", key, environment.build_timeout_s, self.engine)
+            timeout_s = environment.build_timeout_s
+            return await asyncio.to_thread(docker_engine.build, context, "Dockerfile", key, timeout_s, self.engine)
         return environment.docker_image or docker.DEFAULT_IMAGE
+
+
+def capacity(state_dir: Path | str | None, share: float) -> Cost:
+    """This share of the memory that this process may use at all, and of the disk free where snapshots lie."""
+    limits_mb = [int(Path("/proc/meminfo").read_text().split(maxsplit=2)[1]) / 1024]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # a container's, v2 and v1
+        with contextlib.suppress(OSError, ValueError):
+            limits_mb.append(int(Path(file).read_text()) / 2**20)
+    return Cost(share * min(limits_mb), share * shutil.disk_usage(layers.state_dir(state_dir)).free / 2**20)
+
+
+def _bounded(environment: EnvironmentSpec, limits: Limits) -> tuple[int, int]:
+    """Memory and disk, in MiB."""
+    memory = min(environment.memory_mb or limits.memory_mb, limits.memory_mb)
+    return memory, min(environment.storage_mb or limits.disk_mb, limits.disk_mb)
+
+
+def _common(environment: EnvironmentSpec, limits: Limits, owner: str) -> dict[str, Any]:  # Any: fields of `options.Options`
+    """What a task's environment asks for, within the limits."""
+    memory, disk = _bounded(environment, limits)
+    return {
+        "env": environment.env,
+        "workdir": environment.workdir,
+        "memory_mb": memory,
+        "disk_mb": disk,
+        "pids": limits.pids,
+        "cpus": environment.cpus or limits.cpus,
+        "network": environment.network and limits.network,
+        "output_limit_bytes": limits.output_limit_bytes,
+        "owner": owner,
+    }

@@ -25,13 +25,21 @@ class Places:
     library: str
 
     def library_text(self) -> str:
-        """What `report`, `dump` and `status` are, to be sourced with one of these as its first argument."""
+        """What `report`, `dump`, `last` and `status` are, to be sourced with one of these as its first argument."""
         return rf"""case "$1" in
 report)
-  {{ \builtin read -r __trsi_last </proc/sys/kernel/ns_last_pid || __trsi_last=0; }} 2>&-
+  {{ \builtin read -r __trsi_last </proc/sys/kernel/ns_last_pid || \builtin . {self.library} last; }} 2>&-
   \builtin printf '\0%s %s %s %s %s\0' "$3" "$2" "$__trsi_last" "$$" "$PWD" >&{REPORT_FD}
   \builtin unset -v __trsi_last
   \builtin return "$2" ;;
+last) # a kernel that does not tell the last number given out (gVisor's): the highest that lives is none of a later process
+  __trsi_last=0 __trsi_flags=$-; \builtin set +f
+  for __trsi_name in /proc/[0-9]*; do
+    __trsi_name=${{__trsi_name#/proc/}}
+    if \builtin [ "$__trsi_name" -gt "$__trsi_last" ]; then __trsi_last=$__trsi_name; fi
+  done
+  case "$__trsi_flags" in *f*) \builtin set -f ;; esac
+  \builtin unset -v __trsi_name __trsi_flags ;;
 status) \builtin return "$2" ;;
 dump)
   {{

@@ -15,6 +15,8 @@ import contextlib
 import os
 import time
 from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from termrsi.errors import SandboxError
@@ -89,6 +91,16 @@ class Host(Protocol):
     async def kill_all(self) -> int:
         """Ends every process, the shell included; how many there were besides it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a living bash stands between two commands: what its owner must know to go on with it."""
+
+    status: int
+    last_pid: int
+    pid: int
+    cwd: str
 
 
 class Collector:
@@ -171,6 +183,25 @@ class Shell:
             raise SandboxError(f"bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
         if ended:
             raise SandboxError("bash ended at once", "sandbox.shell", "bash must be at /bin/bash")
+
+    async def join(self, standing: Standing) -> None:
+        """Goes on with a bash that its wire has been joined to: a restored one. Raises SandboxError if it does not answer."""
+        self._status, self._last_pid, self.pid, self._cwd = standing.status, standing.last_pid, standing.pid, standing.cwd
+        self._done = self._loop.create_future()
+        self._write("")
+        try:
+            async with asyncio.timeout(START_S):
+                await self._done
+        except TimeoutError as error:
+            self.lose("the restored bash does not answer")
+            raise SandboxError(f"the restored bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[Standing]:
+        """No command runs meanwhile, and bash lives. Raises SandboxError."""
+        async with self._lock:
+            await self._revive()
+            yield Standing(self._status, self._last_pid, self.pid, self._cwd)
 
     async def run(self, command: str, timeout_s: float | None) -> CommandResult:
         """One command. Output of background jobs since the last one comes first."""

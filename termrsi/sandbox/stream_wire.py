@@ -8,6 +8,7 @@ sandbox: an agent that deletes them harms its own shell, which is then ended at 
 import asyncio
 import contextlib
 import os
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from termrsi.sandbox.script import REPORT_FD, SCRIPT_FD, Places, quoted
@@ -16,6 +17,7 @@ from termrsi.sandbox.shell import Listener
 READ_BYTES = 1 << 18
 AHEAD_BYTES = 1 << 18  # of output that no command asked for; then the jobs that print it wait
 STATE_S = 10.0
+SCRIPT = "script"  # in a shared directory: what the next line of the stream sources
 PLACES = Places("/dev/shm/.termrsi-command", "/dev/shm/.termrsi-state", "/dev/shm/.termrsi-library")
 # bash with its script on a descriptor of its own, an empty standard input, and one pipe for all it prints.
 LAUNCH = f'exec {SCRIPT_FD}<&0 {REPORT_FD}>&1 </dev/null 2>&1; exec "$BASH" --norc --noprofile /dev/fd/{SCRIPT_FD}'
@@ -53,9 +55,14 @@ class Opener(Protocol):
 class StreamWire:
     """Implements `shell.Wire`."""
 
-    def __init__(self, opener: Opener, places: Places = PLACES) -> None:
+    def __init__(self, opener: Opener, places: Places = PLACES, shared: Path | None = None) -> None:
+        """`shared`: the owner's own directory that the sandbox sees, and cannot write to, as that of command and library.
+
+        Then texts go there, and the stream carries one short line each: bash reads a stream byte by byte.
+        """
         self._opener = opener
         self._places = places
+        self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self._listener: Listener | None = None
@@ -81,18 +88,32 @@ class StreamWire:
         self._ahead_bytes = 0
         self._stream = await self._opener(ARGV, cwd)
         self._read(True)
-        self._write(f"builtin printf %s {quoted(self._places.library_text().encode())} >|{self._places.library}\n")
+        if not self._put_library():
+            self._write(f"builtin printf %s {quoted(self._places.library_text().encode())} >|{self._places.library}\n")
+
+    def join(self, listener: Listener, stream: Stream) -> None:
+        """Goes on with a bash that runs already, and waits."""
+        self._listener = listener
+        self._stream = stream
+        self._put_library()
 
     def send(self, command: bytes | None, lines: str, *, status: int, nonce: str) -> None:
         """See `shell.Wire`."""
         text = ""
         if command is not None:
-            text = f"\\builtin printf %s {quoted(command)} >|{self._places.command}\n"
+            if self._shared is not None:
+                (self._shared / PurePosixPath(self._places.command).name).write_bytes(command)
+            else:
+                text = f"\\builtin printf %s {quoted(command)} >|{self._places.command}\n"
             # A command may have closed what it prints to: the next one is heard again. (`builtin exec` would not last.)
             text += "".join(f"\\builtin [ -e /dev/fd/{n} ] || \\exec {n}>&{REPORT_FD}\n" for n in (1, 2))
             text += f"\\builtin . {self._places.library} status {status}\n"
         self._expect(nonce)
-        self._write(text + lines)
+        if self._shared is not None:
+            (self._shared / SCRIPT).write_text(text + lines)
+            self._write(f"\\builtin . {PurePosixPath(self._places.command).parent / SCRIPT}\n")
+        else:
+            self._write(text + lines)
 
     def send_state(self, state: bytes | None) -> str:
         """See `shell.Wire`. A dump that did not come to its end is not read; none is read twice."""
@@ -141,6 +162,12 @@ class StreamWire:
             self._stream.close()
             self._stream = None
 
+    def _put_library(self) -> bool:
+        """Whether it could be put where the sandbox sees it."""
+        if self._shared is not None:
+            (self._shared / PurePosixPath(self._places.library).name).write_text(self._places.library_text())
+        return self._shared is not None
+
     def _expect(self, nonce: str) -> None:
         self._mark = f"\0{nonce} ".encode()
         self._ahead_bytes = 0
@@ -158,15 +185,17 @@ class StreamWire:
     def _on_readable(self) -> None:
         assert self._stream is not None
         assert self._listener is not None
-        data = self._stream.read()
-        if data:
-            self._feed(data)
-        elif data == b"":
-            self._read(False)
-            if self._held:
-                self._listener.on_output(self._held)
-                self._held = b""
-            self._ending = self._loop.create_task(self._end(self._stream, self._listener))
+        for _ in range(2):  # the end that stood behind the last output makes nothing readable once more
+            data = self._stream.read()
+            if data:
+                self._feed(data)
+            elif data == b"":
+                self._read(False)
+                if self._held:
+                    self._listener.on_output(self._held)
+                    self._held = b""
+                self._ending = self._loop.create_task(self._end(self._stream, self._listener))
+                return
 
     async def _end(self, stream: Stream, listener: Listener) -> None:
         if self._asked is not None and not self._asked.done():

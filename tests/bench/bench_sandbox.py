@@ -1,12 +1,14 @@
-"""Sandboxes against their peers, in one run: a trivial command, a start, a fork of many from one failure, an idle sandbox's memory.
+"""Sandboxes against their peers, in one run: a trivial command, a start, a fork of many from one failure, what an idle one costs.
 
-`python tests/bench/bench_sandbox.py [ENGINE IMAGE]`. With a Docker Engine's address and an image that has bash, the Docker backend,
-`docker exec` per command, and commit + `docker run` stand beside `local`; with SWE-ReX installed (`pip install swe-rex`), so does
-its local runtime. Every time is in milliseconds.
+`python -m tests.bench.bench_sandbox`. Where root may start a Docker daemon, or one answers, the Docker backend, `docker exec` for
+each command, and commit + `docker run` stand beside `local`; where runsc is, so does `gvisor`; with SWE-ReX installed
+(`pip install swe-rex`), so does its local runtime. Times are in milliseconds, memory and disk in MiB per idle sandbox.
 """
 
 import asyncio
+import contextlib
 import importlib.util
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from pathlib import Path
 
 from termrsi import sandbox
 from termrsi.ports import Sandbox
+from termrsi.sandbox import check
+from termrsi.setup import cache_dir
+from tests import docker_daemon
 
 TRIVIAL = "echo $x"
 FAILED = "x=5; cd /tmp; echo broken > state"
@@ -64,7 +69,29 @@ async def backend(make: Callable[[], Sandbox], *, commands: int, starts: int, fo
             await asyncio.gather(*(copy.close() for copy in copies))
     finally:
         await box.close()
-    return {"command_p50": command["p50"], "command_p95": command["p95"], "start_p50": started["p50"], "fork": fork_ms}
+    memory, disk = await idle(make, forks)
+    times = {"command_p50": command["p50"], "command_p95": command["p95"], "start_p50": started["p50"], "fork": fork_ms}
+    return times | {"idle_memory": memory, "idle_disk": disk}
+
+
+async def idle(make: Callable[[], Sandbox], count: int) -> tuple[float, float]:
+    """Memory and disk of one idle sandbox: the proportional share of every process that is there for it, and what the disk took."""
+
+    def processes() -> set[str]:
+        return {path.name for path in Path("/proc").iterdir() if path.name.isdigit()}
+
+    before, disk = processes(), shutil.disk_usage("/").used
+    boxes = [make() for _ in range(count)]
+    try:
+        for box in boxes:
+            await box.start()
+        kib = 0
+        for pid in processes() - before:
+            with contextlib.suppress(OSError):  # one that has ended meanwhile
+                kib += int(Path("/proc", pid, "smaps_rollup").read_text().partition("Pss:")[2].split()[0])
+        return kib / 1024 / count, (shutil.disk_usage("/").used - disk) / 2**20 / count
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
 
 
 async def docker_by_hand(engine: str, image: str, *, commands: int, forks: int) -> dict[str, float]:
@@ -113,6 +140,9 @@ async def measure(
     with tempfile.TemporaryDirectory() as state:
         sizes = {"commands": commands, "starts": starts, "forks": forks}
         found["local"] = await backend(lambda: sandbox.make("local", state_dir=Path(state), owner="bench"), **sizes)
+        if not check.missing("gvisor"):
+            few = {"commands": commands, "starts": starts, "forks": forks}
+            found["gvisor"] = await backend(lambda: sandbox.make("gvisor", state_dir=Path(state), owner="bench"), **few)
     if engine:
         made = lambda: sandbox.make("docker", engine=engine, image=image, owner="bench")  # noqa: E731
         found["docker"] = await backend(made, commands=commands, starts=starts, forks=forks)
@@ -122,9 +152,20 @@ async def measure(
     return found
 
 
-if __name__ == "__main__":
-    results = asyncio.run(measure(*sys.argv[1:3]))
-    columns = ("command_p50", "command_p95", "start_p50", "fork")
+def main() -> None:
+    if docker_daemon.why_not():
+        results = asyncio.run(measure())
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="termrsi-dk-", ignore_cleanup_errors=True) as home,
+            docker_daemon.running(Path(home)) as engine,
+        ):
+            results = asyncio.run(measure(engine, docker_daemon.image(engine, cache_dir())))
+    columns = ("command_p50", "command_p95", "start_p50", "fork", "idle_memory", "idle_disk")
     sys.stdout.write(f"{'ms':16}" + "".join(f"{column:>14}" for column in columns) + "\n")
     for name, figures in results.items():
         sys.stdout.write(f"{name:16}" + "".join(f"{figures[c]:14.2f}" if c in figures else f"{'':14}" for c in columns) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """What a test of sandboxes must know of each backend."""
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from termrsi.ports import Sandbox
 from termrsi.records import Snapshot
-from termrsi.sandbox import cgroups, docker, local
+from termrsi.sandbox import cgroups, docker, docker_engine, gvisor, local
 
 Make = Callable[..., Awaitable[Sandbox]]
 OWNER = f"test{os.getpid()}"
@@ -35,14 +36,29 @@ def local_kit(tmp_path: Path) -> Kit:
     return Kit("local", {"state_dir": state}, local.CANNOT, lambda s: local.discard(s, state), left)
 
 
-def docker_kit(engine: str, image: str) -> Kit:
-    api = docker.client(engine)
+def gvisor_kit(tmp_path: Path) -> Kit:
+    state = tmp_path / "state"
 
     def left() -> list[str]:
-        found = [c["Labels"][docker.LABEL] for c in api.containers(all=True, filters={"label": docker.LABEL})]
-        found += [i["Labels"][docker.LABEL] for i in api.images(filters={"label": docker.LABEL})]
+        found = [str(path) for kind in ("live", "snapshots") for path in (state / "gvisor").glob(f"{kind}/*")]
+        found += [str(group) for parent in cgroups.parents() for group in parent.glob(f"{OWNER}-*")]
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(state) in (line := path.read_text().replace("\0", " ")):
+                    found.append(line)
+        return found
+
+    return Kit("gvisor", {"state_dir": state}, gvisor.CANNOT, gvisor.discard, left)
+
+
+def docker_kit(engine: str, image: str) -> Kit:
+    api = docker_engine.client(engine)
+
+    def left() -> list[str]:
+        found = [c["Labels"][docker_engine.LABEL] for c in api.containers(all=True, filters={"label": docker_engine.LABEL})]
+        found += [i["Labels"][docker_engine.LABEL] for i in api.images(filters={"label": docker_engine.LABEL})]
         return [name for name in found if name.startswith(OWNER) and name not in before]
 
     before: list[str] = []
     before = left()
-    return Kit("docker", {"engine": engine, "image": image}, docker.CANNOT, lambda s: docker.discard(s, engine), left)
+    return Kit("docker", {"engine": engine, "image": image}, docker.CANNOT, lambda s: docker_engine.discard(s, engine), left)

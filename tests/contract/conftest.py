@@ -8,13 +8,18 @@ import pytest
 
 from termrsi import sandbox
 from termrsi.ports import Sandbox
-from tests.contract.backends import OWNER, Kit, Make, docker_kit, local_kit
+from termrsi.sandbox import check
+from tests.contract.backends import OWNER, Kit, Make, docker_kit, gvisor_kit, local_kit
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=["local", *(pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "gvisor"))])
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Kit:
     if request.param == "local":
         return local_kit(tmp_path)
+    if request.param == "gvisor":
+        if reasons := check.missing("gvisor"):
+            pytest.skip("; ".join(reasons))
+        return gvisor_kit(tmp_path)
     return docker_kit(*request.getfixturevalue("docker_engine"))
 
 

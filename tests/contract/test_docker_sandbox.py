@@ -1,6 +1,7 @@
 """What the Docker backend does beyond the contract: images, loss, what a killed owner leaves."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -11,7 +12,8 @@ import pytest
 
 from termrsi.errors import SandboxError, TaskError
 from termrsi.records import EnvironmentSpec, TaskSpec
-from termrsi.sandbox import docker
+from termrsi.sandbox import compose
+from termrsi.sandbox import docker_engine as engines
 from termrsi.sandbox.docker import DockerOptions, DockerSandbox
 from termrsi.sandbox.host_pool import HostPool
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.docker
 def engine(docker_engine: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Its address, which is the environment's for the test."""
     monkeypatch.setenv("DOCKER_HOST", docker_engine[0])
-    docker.client.cache_clear()
+    engines.client.cache_clear()
     return docker_engine[0]
 
 
@@ -31,7 +33,7 @@ async def pool(engine: str, tmp_path: Path) -> AsyncIterator[HostPool]:
     made = HostPool(size=2, cache_dir=tmp_path, owner="dockerpool", backend="docker")
     yield made
     await made.close()
-    assert docker.reap("dockerpool", engine) == []
+    assert engines.reap("dockerpool", engine) == []
 
 
 def task(context: Path, name: str = "t") -> TaskSpec:
@@ -47,7 +49,7 @@ def dockerfile(context: Path, image: str, *lines: str) -> Path:
 async def test_an_image_is_built_once_per_content(docker_engine: tuple[str, str], pool: HostPool, tmp_path: Path) -> None:
     context = dockerfile(tmp_path / "context", docker_engine[1], "WORKDIR /work", "ENV OWN=2", "COPY data /work/data")
     (context / "data").write_text("first\n")
-    api = docker.client()
+    api = engines.client()
     ids = []
     for content in ("first\n", "first\n", "second\n"):
         (context / "data").write_text(content)
@@ -72,7 +74,7 @@ async def test_limits_reach_the_engine(docker_engine: tuple[str, str], engine: s
     box = DockerSandbox(DockerOptions(image=docker_engine[1], memory_mb=300, pids=70, cpus=0.5, owner="limits", engine=engine))
     await box.start()
     try:
-        found = docker.client(engine).inspect_container(box.id)["HostConfig"]
+        found = engines.client(engine).inspect_container(box.id)["HostConfig"]
         assert (found["Memory"], found["MemorySwap"]) == (300 << 20, 300 << 20)
         assert (found["PidsLimit"], found["NanoCpus"], found["NetworkMode"]) == (70, 5 * 10**8, "none")
     finally:
@@ -85,7 +87,7 @@ async def test_a_container_that_is_gone_is_a_lost_sandbox(docker_engine: tuple[s
     running = asyncio.create_task(box.run("echo begun > /tmp/begun; sleep 4713", 30.0))
     while "sleep 4713" not in await box._call(box._processes):  # noqa: ASYNC110  # it raises no event here
         await asyncio.sleep(0.05)
-    docker.client(engine).remove_container(box.id, force=True)
+    engines.client(engine).remove_container(box.id, force=True)
     with pytest.raises(SandboxError):
         await asyncio.wait_for(running, 20.0)
     with pytest.raises(SandboxError):
@@ -122,19 +124,19 @@ async def test_what_a_killed_owner_leaves_is_removed(docker_engine: tuple[str, s
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER_PROGRAM, *docker_engine, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert await owner.stdout.readline() == b"ready\n"
-    assert docker.reap("killed", engine, snapshots=True) == []  # it lives
+    assert engines.reap("killed", engine, snapshots=True) == []  # it lives
     owner.kill()
     await owner.wait()
-    assert docker.reap("other", engine, snapshots=True) == []
-    assert [name.split()[0] for name in docker.reap("killed", engine)] == ["container"]
-    assert [name.split()[0] for name in docker.reap("killed", engine, snapshots=True)] == ["image"]
-    assert docker.reap("killed", engine, snapshots=True) == []
+    assert engines.reap("other", engine, snapshots=True) == []
+    assert [name.split()[0] for name in engines.reap("killed", engine)] == ["container"]
+    assert [name.split()[0] for name in engines.reap("killed", engine, snapshots=True)] == ["image"]
+    assert engines.reap("killed", engine, snapshots=True) == []
 
 
 async def test_a_stream_whose_requester_has_gone_is_closed(
     docker_engine: tuple[str, str], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = docker.client(engine)
+    api = engines.client(engine)
     attach, attached, go_on = api.exec_start, threading.Event(), threading.Event()
     streams = []
 
@@ -161,7 +163,7 @@ async def test_an_image_that_is_not_a_snapshot_is_refused(docker_engine: tuple[s
     await box.start()
     try:
         snapshot = await box.snapshot()
-        docker.discard(snapshot, engine)
+        engines.discard(snapshot, engine)
         copy = DockerSandbox(DockerOptions(snapshot=snapshot, owner="snap", engine=engine))
         with pytest.raises(SandboxError):
             await copy.start()
@@ -178,5 +180,51 @@ async def test_a_start_that_is_cancelled_leaves_nothing(docker_engine: tuple[str
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await box.close()
-    labels = [c["Labels"][docker.LABEL] for c in docker.client(engine).containers(all=True, filters={"label": docker.LABEL})]
+    containers = engines.client(engine).containers(all=True, filters={"label": engines.LABEL})
+    labels = [container["Labels"][engines.LABEL] for container in containers]
     assert [label for label in labels if label.startswith("cancelled-")] == []
+
+
+SERVICE = "import socket\ns = socket.create_server(('', 80))\nwhile True:\n    c, _ = s.accept(); c.sendall(b'beside'); c.close()"
+COMPOSE = """
+services:
+  main:
+    image: {image}
+    depends_on: [web]
+    environment: [FROM_FILE=1]
+  web:
+    image: {image}
+    command: [/usr/bin/python3, -c, {service}]
+"""
+
+
+async def test_a_compose_files_services_run_beside(
+    docker_engine: tuple[str, str], pool: HostPool, engine: str, tmp_path: Path
+) -> None:
+    if not compose.program():
+        pytest.skip("there is no compose program")
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "docker-compose.yaml").write_text(COMPOSE.format(image=docker_engine[1], service=json.dumps(SERVICE)))
+    box = await pool.lease(task(context))
+    api = engines.client(engine)
+    ask = "/usr/bin/python3 -c \"import socket; print(socket.create_connection(('web', 80), 5).recv(9).decode())\""
+    assert (await box.run(f"until {ask} 2>/dev/null; do sleep 0.1; done; echo $GIVEN", 20.0)).output == "beside\n1\n"
+    assert (await box.run("timeout 2 bash -c 'echo > /dev/tcp/1.1.1.1/53'", 10.0)).exit_code != 0
+    await box.run("echo kept > /app/f; x=5")
+    snapshot = await box.snapshot()
+    again = await pool.lease(task(context), snapshot)
+    assert (await again.run(f"cat /app/f; echo $x; {ask}", 20.0)).output == "kept\n5\nbeside\n"
+    for one in (box, again):
+        await pool.release(one)
+    await pool.discard(snapshot)
+    for found in (api.containers(all=True), api.networks(), api.images()):
+        assert [one for one in found if "dockerpool" in str(one.get("Labels"))] == []
+
+
+async def test_a_compose_file_that_reaches_into_the_host_is_the_tasks_fault(pool: HostPool, tmp_path: Path) -> None:
+    if not compose.program():
+        pytest.skip("there is no compose program")
+    (tmp_path / "docker-compose.yaml").write_text("services:\n  main:\n    image: a\n    privileged: true\n")
+    with pytest.raises(TaskError, match="privileged is not allowed"):
+        await pool.lease(task(tmp_path))

@@ -153,16 +153,19 @@ async def test_a_time_out_ends_the_whole_tree(box: Sandbox, kind: str) -> None:
     assert (result.exit_code, result.timed_out, result.output) == (124, True, "part\n")
     assert result.duration_s < 30.0
     await box.run("list() { for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null; }")
-    left = await out(box, "list | grep -E '^sleep 6' ; pwd; ls /tmp/evil 2>&1")
-    assert left == "/tmp\nls: cannot access '/tmp/evil': No such file or directory\n"
+    assert await out(box, "list | grep -E '^sleep 6' ; pwd; [ -e /tmp/evil ] && echo evil") == "/tmp\n"
     if kind not in ("stopped", "deaf"):  # there the shell itself had to die
         assert await out(box, "echo $x; pgrep -c -f 'slee[p] 77'") == "5\n1\n"
 
 
-async def test_a_fork_bomb_is_contained(make: Make) -> None:
+async def test_a_fork_bomb_is_contained(make: Make, kit: Kit) -> None:
     box = await make(pids=64)
-    result = await box.run("b() { b | b & }; b; sleep 30", 1.0)
-    assert result.duration_s < 15.0
+    bomb = box.run("b() { b | b & }; b; sleep 30", 1.0)
+    if "life at its limits" in kit.cannot:
+        with pytest.raises(SandboxError):
+            await bomb
+        return
+    assert (await bomb).duration_s < 15.0
     await box.kill_processes()
     assert await out(box, "echo fine") == "fine\n"
 
@@ -247,7 +250,7 @@ async def test_no_network(box: Sandbox) -> None:
     "command",
     [
         "mount -t tmpfs x /mnt",
-        "mknod /tmp/disk b 8 0",
+        "mknod /tmp/disk b 8 0 && head -c 1 /tmp/disk",
         "echo x > /proc/sys/kernel/core_pattern",
         "echo b > /proc/sysrq-trigger",
         "umount /proc",
@@ -282,8 +285,12 @@ async def test_disk_and_memory_are_limited(make: Make, kit: Kit) -> None:
         assert result.exit_code != 0
         assert "No space left" in result.output
     await box.run("rm -f /tmp/big")
-    hog = await box.run("/usr/bin/python3 -c 'b = bytearray(600 << 20); print(len(b))'", 20.0)
-    assert hog.exit_code != 0
+    hog = box.run("/usr/bin/python3 -c 'b = bytearray(600 << 20); print(len(b))'", 20.0)
+    if "life at its limits" in kit.cannot:
+        with pytest.raises(SandboxError):
+            await hog
+        return
+    assert (await hog).exit_code != 0
     assert await out(box, "echo fine") == "fine\n"
 
 
@@ -310,8 +317,11 @@ async def test_a_snapshot_keeps_files_and_shell(make: Make, kit: Kit) -> None:
     await box.run("set -o noclobber; shopt -s extglob nullglob; readonly ro=1; sleep 99 & setsid sleep 98 & sleep 0.1")
     before = await out(box, LOOK)
     snapshot = await box.snapshot()
-    assert any("sleep 99" in line for line in snapshot.lost_processes)
-    assert len(snapshot.lost_processes) == 2
+    if "running processes" in kit.cannot:
+        assert any("sleep 99" in line for line in snapshot.lost_processes)
+        assert len(snapshot.lost_processes) == 2
+    else:
+        assert snapshot.lost_processes == ()
     ask = """f; hi; printf '%s|' "$Y" "${arr[@]}" $ro; pwd; umask; shopt -p extglob nullglob
         set -o | grep noclobber; export -p | grep -c ' Y='"""
     expected = "fa b\nhello\nq'\n|1|2 3|1|/app/keep\n0077\nshopt -s extglob\nshopt -s nullglob\nnoclobber      \ton\n1\n"
@@ -321,7 +331,53 @@ async def test_a_snapshot_keeps_files_and_shell(make: Make, kit: Kit) -> None:
         assert await out(one, LOOK) == before
         if "holes" not in kit.cannot:
             assert int(await out(one, "stat -c %b /app/sparse")) < 100
-        assert await out(one, "pgrep -c 'slee[p]'") == "0\n"
+        assert await out(one, "pgrep -c 'slee[p]'") == ("0\n" if "running processes" in kit.cannot else "2\n")
+
+
+SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", 8123))
+count = 0
+while True:
+    connection, _ = server.accept()
+    count += 1
+    connection.sendall(b"%d" % count)
+    connection.close()
+"""
+ASK = "import socket; print(socket.create_connection(('127.0.0.1', 8123)).recv(9).decode())"
+
+
+async def test_what_runs_in_a_failed_sandbox_is_alive_in_its_forks(make: Make, kit: Kit, tmp_path: Path) -> None:
+    """Or is named, with what it listened at."""
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "ask.py").write_text(ASK)
+    box = await make()
+    for name in ("server.py", "ask.py"):
+        await box.put(tmp_path / name, f"/srv/{name}")
+    await box.run("i=0; (while :; do i=$((i + 1)); echo $i > /tmp/c; mv /tmp/c /tmp/count; sleep 0.02; done) &")
+    await box.run("/usr/bin/python3 /srv/server.py &")
+    await box.run("exec 9>/tmp/open; echo first >&9; rm /tmp/open")
+    asked = int(await out(box, "until /usr/bin/python3 /srv/ask.py 2>/dev/null; do sleep 0.05; done"))
+    counted = int(await out(box, "cat /tmp/count"))
+    if "running processes" in kit.cannot:
+        snapshot = await box.snapshot()
+        assert any("server.py" in line and "8123" in line for line in snapshot.lost_processes), snapshot.lost_processes
+        assert int(await out(box, "sleep 0.1; a=$(cat /tmp/count); sleep 0.1; echo $(($(cat /tmp/count) - a))")) == 0
+        kit.discard(snapshot)
+        return
+    copies = await box.fork(4)
+    try:
+        for one in (box, *copies):
+            assert int(await out(one, "/usr/bin/python3 /srv/ask.py")) == asked + 1  # each goes on from the same moment
+            first = int(await out(one, "cat /tmp/count"))
+            assert first >= counted
+            assert int(await out(one, "sleep 0.3; cat /tmp/count")) > first
+            assert await out(one, "echo second >&9; cat /proc/$$/fd/9") == "first\nsecond\n"
+            assert await out(one, "kill %2; wait %2; jobs -r | grep -c Running") == "1\n"
+    finally:
+        await asyncio.gather(*(one.close() for one in copies))
+        await box.close()
+    assert kit.left() == []
 
 
 async def test_copies_are_isolated(make: Make) -> None:
@@ -429,6 +485,10 @@ async def test_a_snapshot_of_a_shell_that_has_died(box: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "KILL", "CHLD"])
-async def test_the_agent_cannot_end_process_1(box: Sandbox, name: str) -> None:
+async def test_the_agent_cannot_end_process_1(box: Sandbox, kit: Kit, name: str) -> None:
+    if name == "KILL" and "unkillable process 1" in kit.cannot:
+        with pytest.raises(SandboxError):
+            await box.run("kill -KILL 1; sleep 5", 10.0)
+        return
     await box.run(f"kill -{name} 1", 5.0)
     assert await out(box, "echo alive") == "alive\n"

@@ -90,6 +90,9 @@ class Machine:
     async def kill_processes(self) -> int:
         return 0
 
+    async def replaced(self) -> list[str]:
+        return []
+
     async def close(self) -> None: ...
 
 

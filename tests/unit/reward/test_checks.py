@@ -1,5 +1,6 @@
 """Measuring a task's checks: baseline and oracle on scripted verdicts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,11 @@ async def test_checks_and_baseline(task: TaskSpec) -> None:
     assert found == TaskChecks("t", "f", ("made", "right", "kept"), ("kept",), {"made": 1.0, "right": 1.0, "kept": 1.0})
     assert pool.leases == 2
     assert not pool.out
+
+
+async def test_what_the_solution_replaces_is_the_tasks_own_wish(task: TaskSpec) -> None:
+    changed = replace(SOLVED, replaced=("/usr/bin/python3", "/usr/local/bin/black"))
+    assert (await measure(ScriptedPool(), ScriptedVerifier([EMPTY], [changed]), task)).touches == ("/usr/bin/python3",)
 
 
 async def test_a_check_that_differs_between_equal_runs_weighs_nothing(task: TaskSpec) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ class FolderSandbox:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.events: list[str] = []
+        self.changed: list[str] = []
 
     def moved(self, text: str) -> str:
         return re.sub(r"(?<![\w.}])/(logs|tests|app)\b", rf"{self.root}/\1", text)
@@ -50,6 +52,9 @@ class FolderSandbox:
     async def kill_processes(self) -> int:
         self.events.append("kill")
         return 0
+
+    async def replaced(self) -> list[str]:
+        return self.changed
 
     async def snapshot(self) -> Snapshot:
         raise NotImplementedError
@@ -105,6 +110,18 @@ async def test_processes_die_before_anything_else(box: FolderSandbox, make: Make
     await HarborVerifier().verify(box, make("echo 1 > /logs/verifier/reward.txt\n"))
     assert box.events[0] == "kill"
     assert box.events.index("put /tests") < len(box.events) - 1
+
+
+async def test_a_replaced_program_scores_nothing_unless_the_solution_replaces_it_too(box: FolderSandbox, make: Make) -> None:
+    task = make("echo 1 > /logs/verifier/reward.txt")
+    box.changed = ["/root/.local/bin/black", "/usr/local/bin/pytest"]
+    verdict = await HarborVerifier().verify(box, task)
+    assert (verdict.strict, verdict.replaced) == (True, tuple(box.changed))  # told, and no more
+    box.changed = ["/usr/bin/env", "/usr/local/bin/pytest"]
+    verdict = await HarborVerifier().verify(box, task)
+    assert (verdict.strict, verdict.reward, verdict.source, verdict.replaced) == (False, 0.0, "replaced", tuple(box.changed))
+    assert box.events[-1] == "kill"  # no test was run
+    assert (await HarborVerifier().verify(box, replace(task, touches=("/usr/bin/env",)))).strict
 
 
 async def test_planted_files_are_gone(box: FolderSandbox, make: Make) -> None:

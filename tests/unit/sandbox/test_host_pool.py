@@ -3,25 +3,30 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from termrsi.errors import SandboxError, TaskError
-from termrsi.records import EnvironmentSpec, TaskSpec
+from termrsi.ports import Sandbox
+from termrsi.records import EnvironmentSpec, Snapshot, TaskSpec
 from termrsi.sandbox import cgroups
 from termrsi.sandbox.host_pool import HostPool
 from termrsi.sandbox.local import LocalSandbox
 from termrsi.sandbox.machines import Limits, LocalMachines
+from termrsi.sandbox.pool import Cost
 
 
-def task(name: str = "t", context: Path | str = "", **fields: object) -> TaskSpec:
+def task(name: str = "t", context: Path | str = "", path: str = "", **fields: object) -> TaskSpec:
     environment = EnvironmentSpec(context=str(context), **fields)  # pyright: ignore[reportArgumentType]
-    return TaskSpec(id=name, family="f", instruction="", path="", environment=environment)
+    return TaskSpec(id=name, family="f", instruction="", path=path, environment=environment)
 
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[HostPool]:
-    made = HostPool(size=2, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="pooltest", tick_s=0.05)
+    made = HostPool(
+        size=2, cache_dir=tmp_path / "cache", state_dir=tmp_path / "state", owner="pooltest", tick_s=0.05, first_pause_s=0.001
+    )
     yield made
     await made.close()
     assert [group for parent in cgroups.parents() for group in parent.glob("pooltest-*")] == []
@@ -127,20 +132,138 @@ async def test_a_start_that_fails_for_any_reason_answers_and_frees_its_place(
     assert (await (await pool.lease(task())).run("echo ok")).output == "ok\n"
 
 
-async def test_a_close_that_fails_frees_its_place(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    boxes = [await pool.lease(task()) for _ in range(2)]
-    close = LocalSandbox.close
+async def test_a_start_that_the_machine_let_fail_is_tried_again(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = LocalSandbox.start, [SandboxError("busy", "x"), SandboxError("busy", "x")]
 
-    async def fails(box: LocalSandbox) -> None:
-        await close(box)
-        raise OSError("groups")
+    async def sometimes(box: LocalSandbox) -> None:
+        if failures:
+            raise failures.pop()
+        await start(box)
+
+    monkeypatch.setattr(LocalSandbox, "start", sometimes)
+    assert (await (await asyncio.wait_for(pool.lease(task()), 10.0)).run("echo ok")).output == "ok\n"
+    failures += [SandboxError("busy", "x") for _ in range(3)]
+    with pytest.raises(SandboxError, match="busy"):
+        await asyncio.wait_for(pool.lease(task()), 10.0)
+
+
+async def test_a_close_that_fails_is_done_again_before_its_place_is_free(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await pool.lease(task())
+    await pool.lease(task())
+    close, broken = LocalSandbox.close, True
+
+    async def fails(one: LocalSandbox) -> None:
+        if broken:
+            raise OSError("groups")
+        await close(one)
 
     monkeypatch.setattr(LocalSandbox, "close", fails)
-    for box in boxes:
-        with pytest.raises(OSError, match="groups"):
+    with pytest.raises(OSError, match="groups"):
+        await pool.release(box)
+    waiting = asyncio.create_task(pool.lease(task()))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    broken = False
+    await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_more_than_the_host_has_waits_or_is_refused(tmp_path: Path) -> None:
+    pool = HostPool(
+        size=4,
+        cache_dir=tmp_path / "c",
+        state_dir=tmp_path / "s",
+        limits=Limits(memory_mb=100, disk_mb=20),
+        capacity=Cost(250, 1000),
+    )
+    try:
+        first, _ = await pool.lease(task()), await pool.lease(task())
+        third = asyncio.create_task(pool.lease(task()))
+        await asyncio.sleep(0.1)
+        assert not third.done()
+        await pool.release(first)
+        await asyncio.wait_for(third, 5.0)
+        with pytest.raises(TaskError, match="this host has"):
+            await HostPool(size=1, cache_dir=tmp_path, state_dir=tmp_path / "s", capacity=Cost(10, 10)).lease(task())
+    finally:
+        await pool.close()
+
+
+async def test_a_spare_is_never_one_that_was_used(tmp_path: Path) -> None:
+    pool = HostPool(size=3, cache_dir=tmp_path / "c", state_dir=tmp_path / "s", spares=1)
+    seen = set()
+    try:
+        for _ in range(4):
+            box = await pool.lease(task("one", path="/tasks/one"))
+            assert box.id not in seen
+            seen.add(box.id)
+            assert (await box.run("cat /app/mark; touch /app/mark; echo $x; x=1")).output.endswith("No such file or directory\n\n")
             await pool.release(box)
-    monkeypatch.undo()
-    await asyncio.wait_for(pool.lease(task()), 5.0)
+    finally:
+        await pool.close()
+
+
+class Fake:
+    """A sandbox that starts and closes in a moment; counts how many live."""
+
+    live = peak = 0
+
+    def __init__(self, number: int) -> None:
+        self.id = f"fake-{number}"
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        Fake.live += 1
+        Fake.peak = max(Fake.peak, Fake.live)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        Fake.live -= 1
+
+
+class FakeMachines:
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
+        self.made += 1
+        return cast(Sandbox, Fake(self.made))
+
+    async def discard(self, snapshot: Snapshot) -> None:
+        raise NotImplementedError
+
+    def cost(self, task: TaskSpec) -> Cost:
+        return Cost(1, 1)
+
+
+async def test_a_thousand_leases_at_once(tmp_path: Path) -> None:
+    """And three thousand more that wait their turn."""
+    pool = HostPool(size=1000, cache_dir=tmp_path, machines=FakeMachines())
+    order: list[int] = []
+
+    async def use(number: int) -> None:
+        box = await pool.lease(task(str(number)))
+        order.append(number)
+        await asyncio.sleep(0)
+        await pool.release(box)
+
+    await asyncio.gather(*(use(number) for number in range(4000)))
+    assert order == sorted(order)
+    assert (Fake.live, Fake.peak) == (0, 1000)
+    await pool.close()
+
+
+async def test_sixty_four_real_sandboxes_at_once(tmp_path: Path) -> None:
+    pool = HostPool(
+        size=64, cache_dir=tmp_path / "c", state_dir=tmp_path / "s", owner="many", limits=Limits(memory_mb=64, disk_mb=16)
+    )
+    try:
+        boxes = await asyncio.gather(*(pool.lease(task(str(number))) for number in range(64)))
+        results = await asyncio.gather(*(box.run(f"echo {i} > /app/f; sleep 0.1; cat /app/f") for i, box in enumerate(boxes)))
+        assert [result.output for result in results] == [f"{i}\n" for i in range(64)]
+        assert len({box.id for box in boxes}) == 64
+    finally:
+        await pool.close()
+    assert [group for parent in cgroups.parents() for group in parent.glob("many-*")] == []
 
 
 @pytest.mark.parametrize(("allowed", "devices"), [(False, "lo"), (True, "host")])

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import os
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -23,21 +25,20 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("FROM a\nVOLUME /x\n", 2, "VOLUME is not supported"),
         ("FROM a\n\n# note\nONBUILD RUN x", 4, "ONBUILD is not supported"),
         ("FROM a\nFROM b", 2, "a second FROM"),
         ("RUN x\nFROM a", 1, "RUN before FROM"),
-        ("FROM a\nUSER bob", 2, "USER bob is not supported"),
+        ("FROM a\nUSER a b", 2, "USER a b is not a name"),
+        ("FROM a\nSHELL /bin/bash -c", 2, "SHELL /bin/bash -c is not a list"),
         ("FROM a\nCOPY --from=b x y", 2, "COPY --from is not supported"),
         ("FROM a\nCOPY --chown=bob x y", 2, "--chown=bob"),
         ("FROM a\nCOPY --chmod=u+x x y", 2, "--chmod=u+x"),
         ("FROM a\nRUN --mount=type=cache,target=/x y", 2, "RUN --mount"),
         ("FROM a\nADD https://x.org/y /z", 2, "ADD of a URL"),
-        ("FROM a\nRUN cat <<EOF\nx\nEOF", 2, "heredoc"),
+        ("FROM a\n\nRUN cat <<EOF\nx\n EOF", 3, "the heredoc EOF has no end"),
         ("FROM a\nRUN", 2, "RUN without arguments"),
         ("FROM a\nENV X", 2, "name=value"),
         ("FROM a\nLABEL x=y \\\n  z=w\nCOPY 'x y", 4, "No closing quotation"),
-        ("FROM a\nHEALTHCHECK NONE", 2, "HEALTHCHECK"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -67,6 +68,17 @@ def test_lines_are_joined(tmp_path: Path) -> None:
     assert [(s.name, s.where.rpartition(":")[2]) for s in steps] == [("FROM", "1"), ("RUN", "2"), ("CMD", "6"), ("COPY", "7")]
     assert steps[1].rest.split() == ["one", "&&", "two"]
     assert steps[3].words == ("a", "b", "c/")
+
+
+def test_heredocs_are_kept_as_they_are(tmp_path: Path) -> None:
+    text = (
+        "FROM a\nRUN python3 <<'A' && cat <<-B\n# not a comment\n\n  x \\\nA\n\tindented\n\tB\nCOPY <<EOF /x\n$Y\nEOF\nRUN last\n"
+    )
+    steps = dockerfile.parse(write(tmp_path / "c", text))
+    assert [(s.name, s.where.rpartition(":")[2]) for s in steps] == [("FROM", "1"), ("RUN", "2"), ("COPY", "9"), ("RUN", "12")]
+    first, second = steps[1].heredocs
+    assert (first.name, first.body, first.literal) == ("A", "# not a comment\n\n  x \\\n", True)
+    assert (second.name, second.body, second.literal) == ("B", "indented\n", False)
 
 
 def test_variables() -> None:
@@ -134,6 +146,90 @@ async def test_an_image(context: Path, tmp_path: Path) -> None:
     assert text == "/work/sub\nstyle value\na.py\nb.py\ndata.txt\nmade\nhello world\n/work/sub\na b\nran\nfinside\n1\n"
     assert await look(made, tmp_path, "cat /proc/self/mountinfo > /dev/null; echo x > made; cat made") == "x\n"
     assert "hello" in await look(made, tmp_path, "cat made")  # the layer is never written
+
+
+HEREDOCS = r"""
+FROM a
+ARG NAME=world
+RUN <<EOF
+set -e
+echo one > /made
+# not a comment of the Dockerfile's
+echo "two $NAME" >> /made
+EOF
+RUN <<'EOF'
+#!/usr/bin/python3
+print("three $NAME", file=open("/made", "a"))
+EOF
+RUN cat <<A >> /made && cat <<B >> /made
+four
+A
+five
+B
+COPY <<EOF /etc/greeting
+hello $NAME
+EOF
+COPY --chmod=0755 <<'run' <<data /tools/
+#!/bin/sh
+echo $HOME
+run
+x
+data
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+RUN [[ -e /made ]] && echo bash >> /made && ! (false | true)
+HEALTHCHECK CMD true
+VOLUME /data
+RUN useradd -m -u 1234 bob
+USER bob
+RUN id -un > ~/who; ! touch /nobody 2>/dev/null
+"""
+
+
+async def test_heredocs_shell_and_user(context: Path, tmp_path: Path) -> None:
+    write(context, HEREDOCS)
+    made = await built(context, tmp_path)
+    assert made.user == "bob"
+    text = await look(
+        made, tmp_path, "cat /made /etc/greeting; /tools/run; cat /tools/data; cat /home/bob/who; ls /nobody /.termrsi-run"
+    )
+    assert text.startswith("one\ntwo world\nthree $NAME\nfour\nfive\nbash\nhello world\n/root\nx\nbob\n")
+    assert text.count("No such file") == 2
+    write(context, "FROM a\nUSER nobody_here\nRUN true")
+    with pytest.raises(TaskError, match="there is no such user"):
+        await built(context, tmp_path)
+
+
+def small_root(root: Path) -> Path:
+    """A root file system of a few of this host's programs and their libraries."""
+    programs = ["bash", "sh", "cat", "env", "mkdir", "ls", "rm", "id", "cp"]
+    paths = {Path(found) for name in programs if (found := shutil.which(name, path="/usr/bin:/bin"))}
+    for path in list(paths):
+        said = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=True).stdout
+        paths |= {Path(word) for word in said.split() if word.startswith("/")}
+    for path in paths:
+        target = root / path.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path.resolve(), target)
+    for name in ("bash", "sh"):
+        (root / "bin").mkdir(exist_ok=True)
+        shutil.copy2(Path("/bin", name).resolve(), root / "bin" / name)
+    (root / "etc").mkdir()
+    (root / "etc/os-release").write_text("NAME=Small\n")
+    return root
+
+
+async def test_from_an_unpacked_root_file_system(context: Path, tmp_path: Path) -> None:
+    """Nothing of the host's is there but what the root has."""
+    small_root(image.root_place("registry.example/small:1", tmp_path / "cache"))
+    write(context, "ARG TAG=1\nFROM registry.example/small:$TAG\nRUN echo built > /made\nWORKDIR /w")
+    made = await built(context, tmp_path)
+    command = "cat /made /etc/os-release; pwd; ls /usr/lib/python3 /etc/passwd 2>&1 | cat; ls -d /tmp /logs/verifier; echo $0"
+    text = await look(made, tmp_path, command)
+    assert text.startswith("built\nNAME=Small\n/w\n")
+    assert text.count("No such file") == 2
+    assert "/logs/verifier\n/tmp\n" in text
+    fetched = await image.build(EnvironmentSpec(docker_image="registry.example/small:1"), tmp_path / "cache")
+    assert "Small" in await look(fetched, tmp_path, "cat /etc/os-release")
 
 
 async def test_the_cache(context: Path, tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Compose files of tasks: extra services beside the agent's container, by the compose program of the machine.
+
+A task's file is not run as it stands. It is read, its variables filled in from our own, and written anew: what reaches into the
+host (bind mounts from outside of the task, privileges, the host's namespaces, published ports) is refused by file and key or left
+out, images are built through the cache, every part is labelled, and without `network` no service reaches the outside.
+"""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from termrsi.errors import SandboxError, TaskError
+from termrsi.sandbox import dockerfile
+
+NAME = "docker-compose.yaml"
+MAIN = ("main", "client")  # Harbor's, and Terminal-Bench's: where the agent works
+REFUSED = (
+    *("privileged", "devices", "device_cgroup_rules", "cap_add", "security_opt", "pid", "ipc", "userns_mode", "uts", "cgroup"),
+    *("cgroup_parent", "volumes_from", "extends", "env_file", "secrets", "configs", "sysctls", "runtime", "gpus"),
+)
+LEFT_OUT = ("ports", "container_name", "restart", "stdin_open", "tty", "logging", "profiles", "platform", "deploy", "init")
+OF_MAIN = ("command", "entrypoint", "volumes", "user", "stop_signal", "healthcheck")  # ours, whatever the file says
+Build = Callable[[Path, str], str]  # context and Dockerfile to the name of an image
+Json = dict[str, Any]  # Any: YAML of a task
+
+
+@functools.lru_cache(maxsize=1)
+def program() -> tuple[str, ...]:
+    """The compose plug-in, or the program of its own; () if neither is there."""
+    for argv in (("docker", "compose"), ("docker-compose",)):
+        if shutil.which(argv[0]) and subprocess.run([*argv, "version"], capture_output=True, check=False).returncode == 0:
+            return argv
+    return ()
+
+
+def read(file: Path, variables: Mapping[str, str], build: Build, *, network: bool) -> tuple[Json, str]:
+    """The file as it may be run, and which of its services is the agent's. Raises TaskError with file and key."""
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TaskError(f"cannot be read: {error}", str(file)) from error
+    services = data.get("services") if isinstance(data, dict) else None
+    if not isinstance(services, dict) or not all(isinstance(one, dict | None) for one in services.values()):
+        raise TaskError("has no table of services", str(file))
+    services = {str(name): _filled(one or {}, variables) for name, one in services.items()}
+    main = next((name for name in MAIN if name in services), MAIN[0])
+    services.setdefault(main, {})
+    volumes: set[str] = set()
+    for name, service in services.items():
+        _check(service, f"{file}: services.{name}")
+        for key in (*LEFT_OUT, *(OF_MAIN if name == main else ())):
+            service.pop(key, None)
+        service["volumes"] = [_volume(one, file, f"services.{name}.volumes", volumes) for one in service.get("volumes", [])]
+        if "build" in service or ("image" not in service and name == main):
+            service["image"] = build(*_context(service.pop("build", "."), file, name))
+        if "image" not in service:
+            raise TaskError(f"services.{name} has neither an image nor a build", str(file))
+        _networks(service, name, file)
+    names = {str(one) for service in services.values() for one in service.get("networks", ["default"])}
+    return {
+        "services": services,
+        "networks": {name: {"internal": not network} for name in names},
+        "volumes": {name: {} for name in sorted(volumes)},
+    }, main
+
+
+def _filled(value: Any, variables: Mapping[str, str]) -> Any:  # Any: YAML of a task
+    if isinstance(value, dict):
+        return {str(key): _filled(one, variables) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_filled(one, variables) for one in value]
+    return dockerfile.expand(value.replace("$$", "\\$"), variables) if isinstance(value, str) else value
+
+
+def _check(service: Json, where: str) -> None:
+    for key in REFUSED:
+        if service.get(key) not in (None, False, [], {}):
+            raise TaskError(f"{key} is not allowed", where, "it reaches into the host")
+    if service.get("network_mode") not in (None, "bridge", "none"):
+        raise TaskError(f"network_mode {service['network_mode']!r} is not allowed", where, "valid: bridge, none")
+
+
+def _networks(service: Json, name: str, file: Path) -> None:
+    if service.get("network_mode") == "bridge":
+        del service["network_mode"]  # the project's own network is one
+    networks = service.get("networks")
+    if isinstance(networks, dict | list | None):
+        if networks is not None:
+            service["networks"] = [str(one) for one in networks]
+        return
+    raise TaskError(f"services.{name}.networks is neither a list nor a table", str(file))
+
+
+def _context(build: object, file: Path, name: str) -> tuple[Path, str]:
+    table = {"context": build} if isinstance(build, str) else build
+    if not isinstance(table, dict) or not set(table) <= {"context", "dockerfile"}:
+        raise TaskError(f"services.{name}.build is more than a context and a Dockerfile", str(file))
+    context = (file.parent / str(table.get("context", "."))).resolve()
+    if not context.is_relative_to(file.parent.resolve()):
+        raise TaskError(f"services.{name}.build is outside of the task", str(file))
+    return context, str(table.get("dockerfile", "Dockerfile"))
+
+
+def _volume(volume: object, file: Path, where: str, named: set[str]) -> str:
+    """A named volume, or a directory of the task, read-only. Raises TaskError for one of the host."""
+    if isinstance(volume, dict):
+        volume = f"{volume.get('source', '')}:{volume.get('target', '')}"
+    source, _, rest = str(volume).partition(":")
+    target = rest.split(":")[0]
+    if not target:
+        return source  # an anonymous one
+    if source.startswith((".", "/", "~")):
+        path = (file.parent / source).resolve()
+        if source.startswith("~") or not path.is_relative_to(file.parent.resolve()):
+            raise TaskError(f"{where}: {source} is outside of the task", str(file), "a directory of the task, or a named volume")
+        return f"{path}:{target}:ro"
+    named.add(source)
+    return f"{source}:{target}"
+
+
+@dataclass(slots=True)
+class Project:
+    """One sandbox's services, from `up` to `down`."""
+
+    name: str
+    engine: str
+    labels: Mapping[str, str]
+    _folder: "tempfile.TemporaryDirectory[str] | None" = field(default=None, init=False)
+
+    def up(self, content: Json, timeout_s: float) -> None:
+        """Starts all services. Raises SandboxError with the program's words."""
+        for service in content["services"].values():
+            service["labels"] = dict(self.labels)
+        for kind in ("networks", "volumes"):
+            for one in content[kind].values():
+                one["labels"] = dict(self.labels)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"termrsi-compose-{os.getpid()}-")
+        # JSON is YAML; and what looks like a variable now is none any more.
+        Path(self._folder.name, NAME).write_text(json.dumps(content).replace("$", "$$"))
+        self._run("up", "--detach", timeout_s=timeout_s)
+
+    def down(self) -> None:
+        """A second time does nothing. Raises SandboxError."""
+        if self._folder is not None:
+            self._run("down", "--volumes", "--remove-orphans", "--timeout", "0", timeout_s=120.0)
+            self._folder.cleanup()
+            self._folder = None
+
+    def _run(self, *arguments: str, timeout_s: float) -> None:
+        assert self._folder is not None
+        argv = [*program(), "--project-name", self.name, "--file", str(Path(self._folder.name, NAME)), *arguments]
+        env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/")}
+        env |= (
+            {"DOCKER_HOST": self.engine or os.environ.get("DOCKER_HOST", "")} if self.engine or "DOCKER_HOST" in os.environ else {}
+        )
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout_s, env=env, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(f"compose {arguments[0]} took longer than {timeout_s:.0f} s", self.name) from error
+        if done.returncode != 0:
+            raise SandboxError(f"compose {arguments[0]}: {(done.stderr or done.stdout)[-1000:].strip()}", self.name)

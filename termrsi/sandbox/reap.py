@@ -1,0 +1,34 @@
+"""What dead processes left on this host, of every backend: removed before a run starts, and by `termrsi doctor --clean`."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from termrsi.sandbox import docker_engine, gvisor, image, layers, local, tree
+
+
+def everything(
+    state_dir: Path | str | None = None, *, owner: str | None = None, docker: bool = True, cache_dir: Path | str | None = None
+) -> list[str]:
+    """Removes groups, layers, containers, checkpoints, snapshots and half-made images whose process is gone; what, by name.
+
+    `owner`: only of that one. `docker`: False leaves the engine alone; an engine that does not answer has nothing of ours.
+    """
+    removed = local.reap(owner, state_dir, snapshots=True) + gvisor.reap(owner, state_dir, snapshots=True)
+    removed += _scratch(Path(tempfile.gettempdir())) + _scratch(layers.state_dir(state_dir) / "base")
+    removed += image.reap(cache_dir) if cache_dir is not None else []
+    if docker and docker_engine.answers():
+        removed += docker_engine.reap(owner, snapshots=True)
+    return removed
+
+
+def _scratch(place: Path) -> list[str]:
+    """Directories that bear the number of a process that is gone: `termrsi-PURPOSE-PID-RANDOM`."""
+    removed = []
+    for path in sorted(place.glob("termrsi-*-*-*")):
+        found = re.fullmatch(r"termrsi-[a-z]+-(\d+)-\w+", path.name)
+        if found and not Path("/proc", found[1]).exists() and path.lstat().st_uid == os.geteuid():
+            tree.remove(path)
+            removed.append(str(path))
+    return removed

@@ -1,0 +1,87 @@
+"""Compose files of tasks as they may be run; nothing is started."""
+
+from pathlib import Path
+
+import pytest
+
+from termrsi.errors import TaskError
+from termrsi.sandbox import compose
+
+
+def read(folder: Path, text: str, *, network: bool = False) -> tuple[compose.Json, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / compose.NAME).write_text(text)
+    return compose.read(
+        folder / compose.NAME, {"MEMORY": "64M"}, lambda context, name: f"built:{context.name}/{name}", network=network
+    )
+
+
+def test_a_file_is_written_anew(tmp_path: Path) -> None:
+    text = """
+services:
+  client:
+    build: {context: ., dockerfile: Dockerfile}
+    image: ${NAME}
+    container_name: ${CONTAINER}
+    command: [sh, -c, sleep infinity]
+    ports: ["80:80"]
+    volumes: ["${LOGS}:/logs"]
+    environment: ["MEMORY=${MEMORY}", "D=${X:-d}", "DOLLAR=$$HOME"]
+    depends_on: [db]
+  db:
+    image: postgres:16
+    volumes: ["data:/var/lib/data", "./init:/init"]
+    healthcheck: {test: [CMD, "true"]}
+    networks: {back: }
+"""
+    (tmp_path / "t" / "init").mkdir(parents=True)
+    content, main = read(tmp_path / "t", text)
+    assert main == "client"
+    assert content["services"]["client"] == {
+        "image": "built:t/Dockerfile",
+        "environment": ["MEMORY=64M", "D=d", "DOLLAR=$HOME"],
+        "depends_on": ["db"],
+        "volumes": [],
+    }
+    db = content["services"]["db"]
+    assert db["volumes"] == ["data:/var/lib/data", f"{tmp_path}/t/init:/init:ro"]
+    assert db["healthcheck"] == {"test": ["CMD", "true"]}
+    assert content["networks"] == {"default": {"internal": True}, "back": {"internal": True}}
+    assert content["volumes"] == {"data": {}}
+
+
+def test_harbors_overlay_may_leave_the_main_service_out(tmp_path: Path) -> None:
+    content, main = read(tmp_path / "t", "services:\n  redis:\n    image: redis:7\n", network=True)
+    assert (main, content["services"]["main"]["image"]) == ("main", "built:t/Dockerfile")
+    assert content["networks"] == {"default": {"internal": False}}
+
+
+@pytest.mark.parametrize(
+    ("service", "words"),
+    [
+        ("privileged: true", "services.x: privileged is not allowed"),
+        ("cap_add: [SYS_ADMIN]", "cap_add is not allowed"),
+        ("pid: host", "pid is not allowed"),
+        ("network_mode: host", "network_mode 'host' is not allowed"),
+        ("volumes: ['/:/host']", "/ is outside of the task"),
+        ("volumes: ['../../x:/y']", "../../x is outside of the task"),
+        ("volumes: ['~/.ssh:/y']", "~/.ssh is outside of the task"),
+        ("volumes: [{type: bind, source: /var/run/docker.sock, target: /s}]", "/var/run/docker.sock is outside"),
+        ("env_file: /etc/environment", "env_file is not allowed"),
+        ("build: ..", "services.x.build is outside of the task"),
+        ("build: {context: ., args: {A: b}}", "more than a context and a Dockerfile"),
+        ("environment: [A=b]", "neither an image nor a build"),
+    ],
+)
+def test_what_reaches_into_the_host_is_refused(tmp_path: Path, service: str, words: str) -> None:
+    extra = "" if service.startswith(("build", "environment")) else "\n    image: a"
+    with pytest.raises(TaskError) as caught:
+        read(tmp_path / "t", f"services:\n  x:\n    {service}{extra}\n")
+    assert words in str(caught.value)
+    assert str(tmp_path / "t" / compose.NAME) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "services: [a]", "services: {a: 1}", "a: [", "\x00"])
+def test_what_is_no_compose_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TaskError, match=compose.NAME):
+        read(tmp_path / "t", text)
