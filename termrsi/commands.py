@@ -134,7 +134,7 @@ def check_tasks(path: Path) -> int:
     unfit: list[str] = []
 
     async def every() -> None:
-        pool = HostPool(size=1, cache_dir=cache_dir() / "images")
+        pool = HostPool(size=1, cache_dir=cache_dir())
         try:
             for task in track(found, "checking", console=Console(stderr=True)):
                 try:

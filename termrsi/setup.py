@@ -164,7 +164,7 @@ class RealParts:
         state = layers.state_dir(None)
         for name in [*reap.everything(state, docker=config.sandbox.backend == "docker", cache_dir=cache), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
-        self._cluster = Cluster(config, self.model, cache / "images", state)
+        self._cluster = Cluster(config, self.model, cache, state)
 
     async def start(self, on_connected: Callable[[], None]) -> None:
         from transformers import AutoTokenizer

@@ -7,6 +7,7 @@ is bounded, and one that fails does not stop the next.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Cluster:
                 network=config.sandbox.network == "host",
                 spares=config.sandbox.spares,
                 host_share=config.sandbox.host_share,
+                owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
                 cache_dir=str(self._cache_dir),
                 state_dir=str(self._state_dir),
             )

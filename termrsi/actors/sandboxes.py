@@ -37,6 +37,7 @@ class SandboxOptions:
     state_dir: str
     spares: int = 0
     host_share: float = 0.8
+    owner: str = "none"  # the run, as what is left behind will bear it
 
 
 @ray.remote(max_restarts=0)
@@ -53,6 +54,7 @@ class SandboxActor:
             cache_dir=options.cache_dir,
             state_dir=options.state_dir,
             backend=options.backend,
+            owner=options.owner,
             capacity=capacity(options.state_dir, options.host_share),
             spares=options.spares,
             limits=Limits(memory_mb=options.memory_mb, disk_mb=options.disk_mb, pids=options.pids, network=options.network),

@@ -108,6 +108,8 @@ class SandboxConfig:
             raise ConfigError(f"{self.host_share}", "sandbox.host_share", "above 0, at most 1")
         _one_of("sandbox.backend", self.backend, "local", "docker", "gvisor")
         _one_of("sandbox.network", self.network, "none", "host")
+        if self.backend == "gvisor" and self.network != "none":
+            raise ConfigError("the gvisor backend has no network", "sandbox.network", "none, or another backend")
 
 
 @dataclass(slots=True, kw_only=True)

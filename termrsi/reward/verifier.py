@@ -109,6 +109,7 @@ class HarborVerifier:
             raise VerifierError("the log and test directories could not be emptied", task.id)
         await sandbox.put(tests, "/tests")
         await self._run(sandbox, task, spec, unix_lines=b"\r\n" not in (tests / "test.sh").read_bytes())
+        await sandbox.kill_processes()  # what the tests ran of the agent's may still write
         with tempfile.TemporaryDirectory(prefix=f"termrsi-verify-{os.getpid()}-") as folder:
             await sandbox.get(LOGS, folder)
             verdict = read_verdict(Path(folder), tests, task.id, time.monotonic() - started)

@@ -9,6 +9,8 @@ import os
 import signal
 from pathlib import Path
 
+from termrsi.errors import SandboxError
+
 MOUNT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -65,13 +67,18 @@ def kill(group: Path) -> None:
 
 
 async def dissolve(groups: list[Path]) -> None:
-    """A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty."""
-    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5):
+    """Removes groups, and what is in them. Raises SandboxError if that does not end.
+
+    A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty.
+    """
+    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 4.0):
         if remove(groups):
             return
         for group in groups:
             kill(group)
         await asyncio.sleep(delay_s)
+    if not remove(groups):
+        raise SandboxError("its processes do not end", str(groups[0]))
 
 
 def _unified() -> list[Path]:

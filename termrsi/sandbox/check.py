@@ -10,7 +10,7 @@ from pathlib import Path
 
 from termrsi import sandbox
 from termrsi.errors import SandboxError
-from termrsi.sandbox import docker_engine
+from termrsi.sandbox import docker_engine, gvisor
 
 KERNEL_SWITCHES = (
     ("kernel/unprivileged_userns_clone", "0", "unprivileged user namespaces are off (kernel.unprivileged_userns_clone=0)"),
@@ -96,6 +96,9 @@ def _missing_for_gvisor() -> list[str]:
         for program, package in (("runsc", "runsc"), ("busybox", "busybox-static"), ("nsenter", "util-linux"))
         if shutil.which(program) is None
     ]
+    busybox = shutil.which("busybox")
+    if busybox is not None and not gvisor.is_static(Path(busybox)):
+        reasons.append("busybox is not a static program (apt-get install busybox-static)")
     return reasons
 
 

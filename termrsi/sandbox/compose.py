@@ -23,11 +23,27 @@ from termrsi.sandbox import dockerfile
 
 NAME = "docker-compose.yaml"
 MAIN = ("main", "client")  # Harbor's, and Terminal-Bench's: where the agent works
-REFUSED = (
-    *("privileged", "devices", "device_cgroup_rules", "cap_add", "security_opt", "pid", "ipc", "userns_mode", "uts", "cgroup"),
-    *("cgroup_parent", "volumes_from", "extends", "env_file", "secrets", "configs", "sysctls", "runtime", "gpus"),
+# What a service may say. A list of what it may not would be one of what compose can do today.
+ALLOWED = (
+    *("image", "build", "command", "entrypoint", "environment", "depends_on", "networks", "network_mode", "volumes", "working_dir"),
+    *(
+        "user",
+        "healthcheck",
+        "hostname",
+        "domainname",
+        "expose",
+        "labels",
+        "tmpfs",
+        "stop_grace_period",
+        "stop_signal",
+        "read_only",
+    ),
 )
-LEFT_OUT = ("ports", "container_name", "restart", "stdin_open", "tty", "logging", "profiles", "platform", "deploy", "init")
+NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+LEFT_OUT = (
+    *("ports", "container_name", "restart", "stdin_open", "tty", "logging", "profiles", "platform", "deploy", "init", "labels"),
+    *("mem_limit", "cpus", "shm_size", "pull_policy"),
+)
 OF_MAIN = ("command", "entrypoint", "volumes", "user", "stop_signal", "healthcheck")  # ours, whatever the file says
 Build = Callable[[Path, str], str]  # context and Dockerfile to the name of an image
 Json = dict[str, Any]  # Any: YAML of a task
@@ -42,8 +58,13 @@ def program() -> tuple[str, ...]:
     return ()
 
 
-def read(file: Path, variables: Mapping[str, str], build: Build, *, network: bool) -> tuple[Json, str]:
-    """The file as it may be run, and which of its services is the agent's. Raises TaskError with file and key."""
+def read(
+    file: Path, variables: Mapping[str, str], build: Build, *, network: bool, image: str = "", limits: Mapping[str, object] = {}
+) -> tuple[Json, str]:
+    """The file as it may be run, and which of its services is the agent's. Raises TaskError with file and key.
+
+    `image`: the agent's, where its service names none and has no build; `limits`: of every service.
+    """
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -60,15 +81,19 @@ def read(file: Path, variables: Mapping[str, str], build: Build, *, network: boo
         for key in (*LEFT_OUT, *(OF_MAIN if name == main else ())):
             service.pop(key, None)
         service["volumes"] = [_volume(one, file, f"services.{name}.volumes", volumes) for one in service.get("volumes", [])]
-        if "build" in service or ("image" not in service and name == main):
+        if name == main and image and "build" not in service:
+            service["image"] = service.get("image") or image
+        if "build" in service or (not service.get("image") and name == main):
             service["image"] = build(*_context(service.pop("build", "."), file, name))
-        if "image" not in service:
+        service |= limits
+        if not service.get("image"):
             raise TaskError(f"services.{name} has neither an image nor a build", str(file))
         _networks(service, name, file)
     names = {str(one) for service in services.values() for one in service.get("networks", ["default"])}
     return {
         "services": services,
-        "networks": {name: {"internal": not network} for name in names},
+        # Internal, and the host without an address in it: the agent reaches its services, and nothing else.
+        "networks": {name: {} if network else {"internal": True, "driver_opts": dict(NO_HOST)} for name in names},
         "volumes": {name: {} for name in sorted(volumes)},
     }, main
 
@@ -82,9 +107,9 @@ def _filled(value: Any, variables: Mapping[str, str]) -> Any:  # Any: YAML of a 
 
 
 def _check(service: Json, where: str) -> None:
-    for key in REFUSED:
-        if service.get(key) not in (None, False, [], {}):
-            raise TaskError(f"{key} is not allowed", where, "it reaches into the host")
+    for key, value in service.items():
+        if key not in ALLOWED and key not in LEFT_OUT and value not in (None, False, [], {}):
+            raise TaskError(f"{key} is not allowed", where, f"valid: {', '.join(ALLOWED)}")
     if service.get("network_mode") not in (None, "bridge", "none"):
         raise TaskError(f"network_mode {service['network_mode']!r} is not allowed", where, "valid: bridge, none")
 
@@ -107,7 +132,10 @@ def _context(build: object, file: Path, name: str) -> tuple[Path, str]:
     context = (file.parent / str(table.get("context", "."))).resolve()
     if not context.is_relative_to(file.parent.resolve()):
         raise TaskError(f"services.{name}.build is outside of the task", str(file))
-    return context, str(table.get("dockerfile", "Dockerfile"))
+    name_inside = str(table.get("dockerfile", "Dockerfile"))
+    if not (context / name_inside).resolve().is_relative_to(context) or not (context / name_inside).is_file():
+        raise TaskError(f"services.{name}.build: there is no {name_inside} in its context", str(file))
+    return context, name_inside
 
 
 def _volume(volume: object, file: Path, where: str, named: set[str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from termrsi import watched
-from termrsi.errors import ConfigError, SandboxError
+from termrsi.errors import ConfigError, SandboxError, TaskError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import compose, files, layers
@@ -42,7 +42,7 @@ from termrsi.sandbox.docker_engine import (
 )
 from termrsi.sandbox.image import key_of as image_key
 from termrsi.sandbox.init import listening
-from termrsi.sandbox.jobs import Jobs
+from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.script import SCRIPT_FD
 from termrsi.sandbox.shell import Shell
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SNAPSHOTS = "termrsi-snapshot"
 DEFAULT_IMAGE = "debian:bookworm-slim"  # of a task that names none
-DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/local", "/usr/local/bin")
+ADDED = 1  # of a path in the difference to its image
 DROPPED = ["NET_RAW", "MKNOD", "SYS_CHROOT"]
 ULIMITS = {"nofile": 4096, "core": 0}
 BUILD_S = 900.0
@@ -94,6 +94,7 @@ class DockerOptions(Options):
 
     image: str = ""
     engine: str = ""
+    main_image: str = ""  # with `compose`: of the agent's service, where the file names none
     compose: str = ""  # a task's compose file: its other services run beside; its main one, if a snapshot is given, from that
 
     def __post_init__(self) -> None:
@@ -106,13 +107,28 @@ def services(options: DockerOptions) -> tuple[dict[str, Any], str]:
     """A task's compose file as it is run, with its images built, and its main service. Raises TaskError, SandboxError."""
     file = Path(options.compose)
     if not compose.program():
-        raise SandboxError("the task has a compose file, and there is no compose program", str(file), "install the compose plug-in")
+        raise TaskError("the task has a compose file, and there is no compose program", str(file), "install the compose plug-in")
     variables = {"CPUS": str(options.cpus or 1), "MEMORY": f"{options.memory_mb}M", "CONTEXT_DIR": str(file.parent)}
+    variables |= {"MAIN_IMAGE_NAME": options.main_image, "PREBUILT_IMAGE_NAME": options.main_image}
 
     def build(context: Path, name: str) -> str:
         return engine_build(context, name, image_key(context / name, context), BUILD_S, options.engine)
 
-    return compose.read(file, variables | {"TEST_DIR": "/tests"} | dict(options.env), build, network=options.network)
+    variables |= {"TEST_DIR": "/tests"} | dict(options.env)
+    return compose.read(file, variables, build, network=options.network, image=options.main_image, limits=_limits(options))
+
+
+def _limits(options: DockerOptions) -> dict[str, object]:
+    """Of each service, as compose calls them: the same as `_create_alone` says."""
+    return {
+        "mem_limit": f"{options.memory_mb}m",
+        "memswap_limit": f"{options.memory_mb}m",
+        "pids_limit": options.pids,
+        "cap_drop": DROPPED,
+        "security_opt": ["no-new-privileges"],
+        "ulimits": dict(ULIMITS),
+        **({"cpus": options.cpus} if options.cpus is not None else {}),
+    }
 
 
 class DockerSandbox:
@@ -163,7 +179,7 @@ class DockerSandbox:
         shell = self._live_shell()
         state = await shell.dump()
         snapshot_id = layers.label(self._options.owner)
-        snapshot = await self._call(lambda: self._commit(snapshot_id, state))
+        snapshot = await self._call(lambda: self._commit(snapshot_id, state), undo=self._uncommit)
         await self.kill_all()
         await shell.restart(state)
         return snapshot
@@ -174,14 +190,10 @@ class DockerSandbox:
         options = dataclasses.replace(self._options, image="", snapshot=snapshot)
         copies = [DockerSandbox(options) for _ in range(n)]
         try:
-            results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
+            await all_started(copies)
         finally:
             # The copies hold the image; its name goes now, the rest of it with the last of them.
             await asyncio.to_thread(discard, snapshot, self._options.engine)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            await asyncio.gather(*(copy.close() for copy in copies))
-            raise errors[0]
         return list(copies)
 
     async def put(self, source: Path | str, target: str) -> None:
@@ -209,7 +221,7 @@ class DockerSandbox:
     async def close(self) -> None:
         """Removes the container; whoever calls it waits for the same end."""
         self._closed = True
-        if self._closing is None:
+        if self._closing is None or (self._closing.done() and failed(self._closing)):
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
@@ -274,7 +286,10 @@ class DockerSandbox:
             image = content["services"][main]["image"]
         if options.snapshot is not None:
             image = options.snapshot.digest
-            config = inspect(api, image)["Config"]
+            try:
+                config = inspect(api, image)["Config"]
+            except TaskError as error:
+                raise SandboxError("the snapshot is gone", options.snapshot.id) from error
             labels = config.get("Labels") or {}
             if options.snapshot.backend != "docker" or STATE_LABEL not in labels:
                 raise SandboxError("is not a snapshot of this backend", options.snapshot.id)
@@ -283,12 +298,13 @@ class DockerSandbox:
         else:
             config = inspect(api, image)["Config"]
         given = dict(entry.partition("=")[::2] for entry in config.get("Env") or [])
-        workdir = options.workdir or config.get("WorkingDir") or "/app"
+        said = content["services"][main].get("working_dir") if options.compose else None
+        workdir = options.workdir or said or config.get("WorkingDir") or "/app"
         env = ENVIRONMENT | given | dict(options.env)
         labels = {LABEL: self._id, HOST_LABEL: socket.gethostname(), STATE_LABEL: "", REPLACED_LABEL: ""}
         if options.compose:
-            self._project = compose.Project(self._id.lower(), options.engine, labels)
-            content["services"][main] |= self._main_service(image, env, workdir)
+            self._project = compose.Project(self._id.lower().replace(".", "_"), options.engine, labels)
+            content["services"][main] |= self._main_service(content["services"][main], image, env, workdir)
             self._project.up(content, options.start_timeout_s)
         else:
             self._create_alone(image, env, workdir, labels)
@@ -322,10 +338,11 @@ class DockerSandbox:
         )
         api.start(self._id)
 
-    def _main_service(self, image: str, env: dict[str, str], workdir: str) -> dict[str, Any]:
-        """What compose is told of the agent's own service: the same as `_create_alone` says."""
-        options = self._options
-        limits = {"cpus": options.cpus} if options.cpus is not None else {}
+    def _main_service(self, given: dict[str, Any], image: str, env: dict[str, str], workdir: str) -> dict[str, Any]:
+        """What compose is told of the agent's own service beside what the file says."""
+        own = given.get("environment") or {}
+        if isinstance(own, list):
+            own = {name: value for name, _, value in (str(entry).partition("=") for entry in own)}
         return {
             "image": image,
             "command": [],
@@ -333,15 +350,8 @@ class DockerSandbox:
             "container_name": self._id,
             "hostname": "sandbox",
             "user": "0",
-            "environment": env,
+            "environment": env | {str(name): str(value) for name, value in own.items()} | dict(self._options.env),
             "working_dir": workdir,
-            "mem_limit": f"{options.memory_mb}m",
-            "memswap_limit": f"{options.memory_mb}m",
-            "pids_limit": options.pids,
-            "cap_drop": DROPPED,
-            "security_opt": ["no-new-privileges"],
-            "ulimits": dict(ULIMITS),
-            **limits,
         }
 
     async def _attach(self, argv: list[str], cwd: str) -> "_Stream":
@@ -370,11 +380,13 @@ class DockerSandbox:
         return [row[1] + _listening(int(row[0]), row[1]) for row in rows if row[0] != first]
 
     def _replaced(self) -> set[str]:
-        changed = {entry["Path"] for entry in self._api.diff(self._id) or []}
+        entries = {entry["Path"]: entry["Kind"] for entry in self._api.diff(self._id) or []}
         # A link in place of a directory, or another one in place of a link, stands for all that is found through it.
-        links = [name for name in DIRECTORIES if name in changed and self._is_link(name)]
-        found = {path for path in changed if watched.watched(path)}
-        found |= {path for name in links for path in watched.RELIED_ON if path.startswith(f"{name}/")}
+        found = {name for name in watched.DIRECTORIES if name in entries and self._link(name)}
+        for path, kind in entries.items():
+            target = self._link(path) if kind == ADDED and watched.watched(path) else ""
+            if watched.watched(path) and not (target and target not in entries):  # a new name for a file of the image
+                found.add(path)
         return found | set(self._before)
 
     def _commit(self, snapshot_id: str, state: bytes) -> Snapshot:
@@ -395,6 +407,9 @@ class DockerSandbox:
         lost = tuple(name for name in names if not name.endswith(f" /dev/fd/{SCRIPT_FD}"))  # the shell itself goes on
         return Snapshot(snapshot_id, "docker", f"{SNAPSHOTS}:{tag}", image, lost, inspect(api, image)["Size"])
 
+    def _uncommit(self, snapshot: Snapshot) -> None:
+        discard(snapshot, self._options.engine)
+
     def _put(self, source: Path, target: PurePosixPath) -> None:
         kind = self._kind(str(target))
         entries: list[tuple[str, Path | None]] = []
@@ -408,9 +423,10 @@ class DockerSandbox:
             raise SandboxError(f"no such file: {source}", self._id)
         send_archive(self._api, self._id, entries)
 
-    def _is_link(self, path: str) -> bool:
+    def _link(self, path: str) -> str:
+        """What a link leads to, "" for anything else."""
         with contextlib.closing(self._archive("HEAD", path)) as response:
-            return response.status_code != 404 and bool(_stat_of(response)["linkTarget"])
+            return "" if response.status_code == 404 else _stat_of(response)["linkTarget"]
 
     def _kind(self, path: str) -> str:
         """What stands at a path inside, links followed: "directory", "file", or "" for nothing."""

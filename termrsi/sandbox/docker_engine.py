@@ -6,7 +6,7 @@ import os
 import socket
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,13 @@ def answers(engine: str = "") -> bool:
 
 
 def inspect(api: Any, image: str) -> dict[str, Any]:
-    """What the engine knows of an image. Raises SandboxError if it has none of that name."""
+    """What the engine knows of an image. Raises TaskError if it has none of that name."""
     from docker.errors import ImageNotFound
 
     try:
         return api.inspect_image(image)
     except ImageNotFound as error:
-        raise SandboxError("no such image", image, "docker pull it, or build it first") from error
+        raise TaskError("the engine has no such image", image, "docker pull it, or build it first") from error
 
 
 def send_archive(api: Any, container: str, entries: list[tuple[str, Path | None]], mode: int = 0o755) -> None:
@@ -96,7 +96,7 @@ def forget(api: Any, image: str) -> None:
     """Removes a snapshot's image once it has no name and no container."""
     from docker.errors import APIError
 
-    with contextlib.suppress(SandboxError, APIError):  # in use, or gone: another is the last
+    with contextlib.suppress(TaskError, APIError):  # in use, or gone: another is the last
         if not inspect(api, image)["RepoTags"]:
             api.remove_image(image)
 
@@ -110,27 +110,27 @@ def discard(snapshot: Snapshot, engine: str = "") -> None:
 
 
 def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False) -> list[str]:
-    """Removes containers of dead processes of `owner` (None: of any) on this host, and, if asked, their snapshots."""
+    """Removes containers, networks and volumes of dead processes of `owner` (None: of any) on this host; snapshots, if asked."""
+    from docker.errors import NotFound
+
     api = client(engine)
     removed = []
     here = {"label": [LABEL, f"{HOST_LABEL}={socket.gethostname()}"]}
     with told("reap"):
-        for container in api.containers(all=True, filters=here):
-            if layers.is_left_over(container["Labels"][LABEL], owner):
-                api.remove_container(container["Id"], force=True, v=True)
-                removed.append(f"container {container['Labels'][LABEL]}")
-        for network in api.networks(filters=here):
-            if layers.is_left_over(network["Labels"][LABEL], owner):
-                api.remove_network(network["Id"])
-                removed.append(f"network {network['Labels'][LABEL]}")
-        for volume in api.volumes(filters=here)["Volumes"] or []:
-            if layers.is_left_over(volume["Labels"][LABEL], owner):
-                api.remove_volume(volume["Name"], force=True)
-                removed.append(f"volume {volume['Labels'][LABEL]}")
-        for image in api.images(filters=here) if snapshots else []:
-            if layers.is_left_over(image["Labels"][LABEL], owner):
-                api.remove_image(image["Id"], force=True)
-                removed.append(f"image {image['Labels'][LABEL]}")
+        found: list[tuple[str, Any, Callable[[], object]]] = [
+            ("container", one, functools.partial(api.remove_container, one["Id"], force=True, v=True))
+            for one in api.containers(all=True, filters=here)
+        ]
+        found += [("network", one, functools.partial(api.remove_network, one["Id"])) for one in api.networks(filters=here)]
+        volumes = api.volumes(filters=here)["Volumes"] or []
+        found += [("volume", one, functools.partial(api.remove_volume, one["Name"], force=True)) for one in volumes]
+        images = api.images(filters=here) if snapshots else []
+        found += [("image", one, functools.partial(api.remove_image, one["Id"], force=True)) for one in images]
+        for kind, one, remove in found:
+            if layers.is_left_over(one["Labels"][LABEL], owner):
+                with contextlib.suppress(NotFound):  # another start was first
+                    remove()
+                removed.append(f"{kind} {one['Labels'][LABEL]}")
     return removed
 
 

@@ -11,8 +11,8 @@ from termrsi.errors import TaskError
 
 IGNORED = ("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME")
 KNOWN = ("FROM", "WORKDIR", "COPY", "ADD", "RUN", "ENV", "ARG", "USER", "SHELL")
-_HEREDOC = re.compile(r"<<(-?)(['\"]?)([A-Za-z_]\w*)\2")
-_VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
+_HEREDOC = re.compile(r"(?<![<\w])<<(?!<)(-?)(['\"]?)([A-Za-z_]\w*)\2")
+_VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?::?([-+])([^}]*))?\})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def get(root_fd: int, source: str, target: Path) -> None:
             directory = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY)
             try:
                 target.mkdir(parents=True, exist_ok=True)
-                _get_contents(directory, target)
+                _get_contents(directory, target, {})
             finally:
                 os.close(directory)
         elif stat.S_ISREG(info.st_mode):
@@ -78,7 +78,8 @@ def signatures(root_fd: int) -> dict[str, str]:
     """
     found = {}
     names = [f"{place}/{name}" for place in watched.REPORTED_IN for name in _names(root_fd, place)]
-    for path in dict.fromkeys((*watched.RELIED_ON, *names)):
+    names += [f"{place}/{name}" for place in watched.PATH_FILES_IN for name in _names(root_fd, place) if name.endswith(".pth")]
+    for path in dict.fromkeys((*watched.RELIED_ON, *watched.REPORTED, *names)):
         with contextlib.suppress(OSError):
             fd = open_in_root(root_fd, path, os.O_PATH)
             try:
@@ -122,15 +123,15 @@ def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int, strip:
     """A streamed archive of one file, or of a directory whose contents go to `target`. As `get`: links are never followed.
 
     `strip`: how many names a directory's members begin with that `target` stands for.
-    Raises OSError for a file larger than `largest_bytes`, and for a name that leaves the archive.
+    Raises OSError for more than `largest_bytes` in all, and for a name that leaves the archive.
     """
     whole = target.is_dir()
+    total = 0
     for member in archive:
-        parts = PurePosixPath(member.name).parts
-        if ".." in parts or member.name.startswith("/"):
-            raise OSError(f"a name that leaves the archive: {member.name}")
-        if member.size > largest_bytes:
-            raise OSError(f"{member.name} is said to have {member.size} bytes, more than the disk allowed")
+        parts = _inside(member.name, "a name")
+        total += member.size
+        if total > largest_bytes:
+            raise OSError(f"{member.name} and what comes before it are said to have {total} bytes, more than the disk allowed")
         if whole and len(parts) <= strip:
             continue
         path = target.joinpath(*parts[strip:]) if whole else target
@@ -143,17 +144,25 @@ def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int, strip:
                 _clear(path)
             path.mkdir(exist_ok=True)
         elif member.islnk():
-            first = target.joinpath(*PurePosixPath(member.linkname).parts[strip:])
+            first = target.joinpath(*_inside(member.linkname, "a link")[strip:])
             _real_parents(target, first)
-            if first.is_file() and not first.is_symlink():
+            if first.is_file() and not first.is_symlink() and first != path:
                 _clear(path)
-                shutil.copy2(first, path)
+                path.hardlink_to(first)  # a copy for each of its names could fill this machine's disk
         elif member.isreg():
             _clear(path)
             with path.open("xb") as writer, archive.extractfile(member) or io.BytesIO() as reader:
                 shutil.copyfileobj(reader, writer, 1 << 20)
             path.chmod(member.mode & 0o777)
             os.utime(path, (member.mtime, member.mtime))
+
+
+def _inside(name: str, what: str) -> tuple[str, ...]:
+    """Raises OSError for one that leaves the archive."""
+    parts = PurePosixPath(name).parts
+    if ".." in parts or name.startswith("/"):
+        raise OSError(f"{what} that leaves the archive: {name}")
+    return parts
 
 
 def _real_parents(top: Path, path: Path) -> None:
@@ -226,7 +235,8 @@ def _put_file(source: Path, directory: int, name: str) -> None:
             os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def _get_contents(directory: int, target: Path) -> None:
+def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path]) -> None:
+    """`seen`: the first copy of each file that has other names: a copy for each could fill this machine's disk."""
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries)
     for name in names:
@@ -241,10 +251,16 @@ def _get_contents(directory: int, target: Path) -> None:
             new.mkdir(exist_ok=True)
             child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
-                _get_contents(child, new)
+                _get_contents(child, new, seen)
             finally:
                 os.close(child)
         elif stat.S_ISREG(info.st_mode):
+            first = seen.get((info.st_dev, info.st_ino)) if info.st_nlink > 1 else None
+            if first is not None and first.is_file() and not first.is_symlink() and first != new:
+                _clear(new)
+                new.hardlink_to(first)
+                continue
+            seen[info.st_dev, info.st_ino] = new
             # O_NONBLOCK: a pipe put in the file's place in between must not hold us.
             _get_file(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory), new)
 

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import tarfile
 import tempfile
@@ -28,14 +29,18 @@ from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import cgroups, files, host, keeper, layers, tree
 from termrsi.sandbox.image import Image
-from termrsi.sandbox.jobs import Jobs
+from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.keeper import Keeper, ShellStream
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.script import Places
 from termrsi.sandbox.shell import Shell, Standing
 from termrsi.sandbox.stream_wire import StreamWire
 
-OVERHEAD_MB, OVERHEAD_PIDS = 256, 128  # gVisor's own, beside what the sandbox's processes use
+PT_INTERP = 3
+OVERHEAD_MB = 256  # gVisor's own, beside what the sandbox's processes use
+# On the host, a process of the sandbox is one and a thread for each of gVisor's own threads that ever ran it; under load those of
+# dead ones linger. A limit that a busy script could reach would end the whole sandbox.
+HOST_PIDS, HOST_PIDS_PER_PROCESS = 1024, 16
 CONTAINER = (
     "sandbox"  # the same for all: a restored process goes on to belong to the one it was saved in. runsc's directory differs.
 )
@@ -75,8 +80,8 @@ if [ -z "$2" ]; then mkdir -p -- "$1"; exec tar -xf - -C "$1"; fi
 if [ -d "$1" ]; then into=$1 name=$2; else into=$(dirname -- "$1") name=$(basename -- "$1"); mkdir -p -- "$into"; fi
 new=$into/.termrsi-$$; mkdir -- "$new"
 tar -xf - -C "$new"; mv -f -- "$new/$2" "$into/$name"; rmdir -- "$new" """
-# Paths on standard input, and every name in the directories that are arguments.
-SIGNATURES = r"""{ cat; for place; do for path in "$place"/*; do echo "$path"; done; done; } | while IFS= read -r path; do
+# Paths on standard input, and every name that the patterns in the arguments match.
+SIGNATURES = r"""{ cat; for place; do for path in $place; do echo "$path"; done; done; } | while IFS= read -r path; do
   case $path in */ls | */stat) [ "$(readlink -f "$path")" != /.termrsi/busybox ] || continue ;; esac
   [ ! -e "$path" ] || echo "$path"
 done | tr '\n' '\0' | xargs -0 -r /.termrsi/busybox stat -L -c '%n	%s %Y %Z %f'"""
@@ -86,12 +91,12 @@ if [ -f "$1" ]; then exec tar -chf - -C "$(dirname -- "$1")" "./$(basename -- "$
 echo "not a file or a directory: $1" >&2; exit 3"""
 
 
-_REFERENCES: dict[tuple[Path, ...], dict[str, str]] = {}  # by layers: the first sandbox of an image looks
+_REFERENCES: dict[tuple[object, ...], dict[str, str]] = {}  # by all that makes a tree: the first sandbox of an image looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GvisorOptions(Options):
-    """What a gVisor sandbox is made from, and its limits. With `network` it has the host's, and cannot be checkpointed."""
+    """What a gVisor sandbox is made from, and its limits. It has no network: a checkpoint could not keep the host's."""
 
     image: Image | None = None
     state_dir: Path | str | None = None
@@ -99,6 +104,8 @@ class GvisorOptions(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # not super(): a dataclass with slots is a class made twice
+        if self.network:
+            raise ConfigError("has no network", "sandbox.gvisor", "network=False; the local and docker backends can have one")
         if self.image is not None and self.snapshot is not None:
             raise ConfigError("image and snapshot are both given", "sandbox.gvisor", "a snapshot brings its image's layers")
 
@@ -166,10 +173,11 @@ class GvisorSandbox:
                     await self._ended()
                     snapshot = await self._jobs.run(lambda: self._save(snapshot_id, directory, standing))
                     await self._boot(directory)
-                except (SandboxError, OSError) as error:
-                    shell.lose(f"snapshot failed: {error}")
+                except BaseException as error:
+                    shell.lose(f"snapshot failed: {error or type(error).__name__}")
                     raise
         except BaseException as error:
+            await self._jobs.ended()  # what runsc still writes there comes first
             await asyncio.to_thread(tree.remove, directory)
             if isinstance(error, OSError):
                 raise SandboxError(f"snapshot failed: {error}", self._id) from error
@@ -182,13 +190,9 @@ class GvisorSandbox:
         options = dataclasses.replace(self._options, image=None, snapshot=snapshot)
         copies = [GvisorSandbox(options, trusted_digest=True) for _ in range(n)]
         try:
-            results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
+            await all_started(copies)
         finally:
             await asyncio.to_thread(discard, snapshot)  # a restored sandbox has read all of it
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            await asyncio.gather(*(copy.close() for copy in copies))
-            raise errors[0]
         return list(copies)
 
     async def put(self, source: Path | str, target: str) -> None:
@@ -212,12 +216,12 @@ class GvisorSandbox:
         """See `ports.Sandbox`: by what gVisor says of each file, through a BusyBox that nothing inside can change."""
         self._live_shell()
         found = await self._jobs.run(self._signatures)
-        return sorted(path for path in found.keys() | self._reference.keys() if found.get(path) != self._reference.get(path))
+        return watched.differing(self._reference, found)
 
     async def close(self) -> None:
         """Ends everything; whoever calls it waits for the same end."""
         self._closed = True
-        if self._closing is None:
+        if self._closing is None or (self._closing.done() and failed(self._closing)):
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
@@ -247,7 +251,7 @@ class GvisorSandbox:
             wire.join(shell, self._stream)
             await shell.join(standing)
         else:
-            key = (Path(self._root), *self._layers)
+            key = (self._root, *self._layers, *host.changed())
             if key not in _REFERENCES:
                 _REFERENCES[key] = await self._jobs.run(self._signatures)
             self._reference = _REFERENCES[key]
@@ -287,7 +291,10 @@ class GvisorSandbox:
         self._saved = {"layers": [str(layer) for layer in self._layers], "root": self._root, "env": env, "workdir": workdir}
         (self._home / "config.json").write_text(json.dumps(self._config(env)))
         memory_mb = options.memory_mb + options.disk_mb + OVERHEAD_MB
-        self._groups = cgroups.create(self._id, memory_mb=memory_mb, pids=options.pids + OVERHEAD_PIDS, cpus=options.cpus)
+        pids = HOST_PIDS + HOST_PIDS_PER_PROCESS * options.pids
+        self._groups = cgroups.create(self._id, memory_mb=memory_mb, pids=pids, cpus=options.cpus)
+        if cgroups.limited(self._groups) != {"memory", "pids"}:
+            raise SandboxError("its memory and processes cannot be limited: no writable cgroup", self._id, "sandbox.backend=local")
         return standing, nonce, workdir
 
     def _config(self, env: dict[str, str]) -> dict[str, object]:
@@ -320,7 +327,7 @@ class GvisorSandbox:
         """A new namespace with runsc as its first process; process 1 of the sandbox answers on return. Raises SandboxError."""
         begin = ["restore", "--image-path", str(checkpoint)] if checkpoint is not None else ["run"]
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        argv += [] if self._options.network else ["--net"]  # runsc's control socket has a name that is one namespace's
+        argv += ["--net"]  # runsc's control socket has a name that is one namespace's
         argv += [
             "--propagation",
             "private",
@@ -348,12 +355,14 @@ class GvisorSandbox:
             )
         self._watch = asyncio.create_task(self._look_after(self._namespace, self._generation))
         asked = asyncio.create_task(self._live_keeper().ask("ping", timeout_s=self._options.start_timeout_s))
-        await asyncio.wait([asked, self._watch], return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
+        try:
+            await asyncio.wait([asked, self._watch], return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise SandboxError(f"runsc ended: {self._last_words()}", self._id)
+            await asked
+        finally:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
-            raise SandboxError(f"runsc ended: {self._last_words()}", self._id)
-        await asked
 
     async def _look_after(self, namespace: asyncio.subprocess.Process, generation: int) -> None:
         await namespace.wait()
@@ -366,8 +375,7 @@ class GvisorSandbox:
         return ""
 
     def _program(self) -> list[str]:
-        network = "host" if self._options.network else "none"
-        flags = [f"--root={self._home / 'root'}", f"--platform={self._options.platform}", f"--network={network}"]
+        flags = [f"--root={self._home / 'root'}", f"--platform={self._options.platform}", "--network=none"]
         return ["runsc", *flags, "--overlay2=root:memory", "--host-fifo=open", "--ignore-cgroups"]
 
     def _inside(self, *arguments: str) -> list[str]:
@@ -389,8 +397,11 @@ class GvisorSandbox:
 
     def _signatures(self) -> dict[str, str]:
         """As `files.signatures`."""
-        argv = self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", SIGNATURES, "termrsi", *watched.REPORTED_IN)
-        said = subprocess.run(argv, input="\n".join(watched.RELIED_ON), capture_output=True, text=True, check=False)
+        places = (*(f"{place}/*" for place in watched.REPORTED_IN), *(f"{place}/*.pth" for place in watched.PATH_FILES_IN))
+        argv = self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", SIGNATURES, "termrsi", *places)
+        said = subprocess.run(
+            argv, input="\n".join((*watched.RELIED_ON, *watched.REPORTED, "")), capture_output=True, text=True, check=False
+        )
         if said.returncode != 0:
             raise SandboxError(f"the watched files cannot be read: {said.stderr.strip()}", self._id)
         return dict(line.split("\t", 1) for line in said.stdout.splitlines() if "\t" in line)
@@ -491,12 +502,22 @@ class GvisorSandbox:
 def link_busybox(target: Path) -> None:
     """The host's static BusyBox, by another name where that can be, or a copy. Raises SandboxError if there is none."""
     found = shutil.which("busybox")
-    if found is None:
-        raise SandboxError("busybox is not installed", "sandbox.gvisor", "apt-get install busybox-static")
+    if found is None or not is_static(Path(found)):
+        raise SandboxError("no static busybox is installed", "sandbox.gvisor", "apt-get install busybox-static")
     try:
         os.link(found, target)
     except OSError:
         shutil.copy2(found, target)
+
+
+def is_static(program: Path) -> bool:
+    """Whether an ELF program needs no loader, and so none of a sandbox's libraries."""
+    data = program.read_bytes()
+    if data[:4] != b"\x7fELF" or data[4] != 2:
+        return False
+    (table,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    return all(struct.unpack_from("<I", data, table + number * size)[0] != PT_INTERP for number in range(count))
 
 
 def read(snapshot: Snapshot, *, verify: bool) -> dict[str, Any]:  # Any: JSON

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = 2
+LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib/python3/dist-packages")
 # Programs and their data. Of /var only package data: the rest of it is the host's own state.
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt")
 VAR = ("var/lib/dpkg", "var/lib/apt", "var/lib/gems", "var/lib/ghostscript", "var/lib/texmf")
@@ -66,6 +67,12 @@ def parts(base: Path) -> list[Part]:
         mask = base / name
         found.append(Part(name, target, (str(mask), str(host)) if mask.is_dir() else (str(host),)))
     return found
+
+
+def changed() -> tuple[int, ...]:
+    """When names last changed in the host's own directories of programs: an upgrade makes other files of them."""
+    places = (*("/usr/bin", "/usr/sbin", "/usr/local/bin", "/etc", "/etc/alternatives", "/usr/lib"), *LIBRARIES)
+    return tuple(Path(place).stat().st_mtime_ns for place in places if Path(place).is_dir())
 
 
 def unpacked(base: Path, root: str) -> list[Part]:

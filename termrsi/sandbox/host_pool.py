@@ -12,7 +12,7 @@ from termrsi.ports import Sandbox
 from termrsi.records import Snapshot, TaskSpec
 from termrsi.sandbox import machines
 from termrsi.sandbox.machines import Limits, Machines
-from termrsi.sandbox.pool import UNLIMITED, Close, Command, Cost, Grant, Late, Pool, Refuse, Start, State, Wake
+from termrsi.sandbox.pool import UNLIMITED, Assign, Close, Command, Cost, Grant, Late, Pool, Refuse, Start, State, Wake
 
 LOG = logging.getLogger(__name__)
 
@@ -155,6 +155,8 @@ class HostPool:
                 case Start(sandbox_id=number, request_id=asked_by):
                     place = self._places[number] = _Place(self._requests[asked_by])
                     place.starting = self._spawn(self._start(number, place))
+                case Assign(sandbox_id=number, request_id=request_id):
+                    self._places[number].request = self._requests[request_id]
                 case Grant(sandbox_id=number, request_id=request_id):
                     self._grant(number, self._requests[request_id])
                 case Refuse(request_id=request_id):
@@ -186,19 +188,19 @@ class HostPool:
         request.granted.set_result(place.sandbox)
 
     async def _start(self, number: int, place: _Place) -> None:
-        request = place.request
+        asked = place.request  # a spare may be meant for another by the time it has started, or has not
         try:
-            place.sandbox = await self._machines.make(request.task, request.snapshot)
+            place.sandbox = await self._machines.make(asked.task, asked.snapshot)
             await place.sandbox.start()
         except (SandboxError, TaskError) as error:
-            request.error = error
+            place.request.error = error
         except Exception as error:  # of whatever kind: the place is free again, and the requester hears why
-            LOG.exception("a sandbox for %s could not start", request.task.id)
-            request.error = SandboxError(f"could not start: {type(error).__name__}: {error}", request.task.id)
+            LOG.exception("a sandbox for %s could not start", asked.task.id)
+            place.request.error = SandboxError(f"could not start: {type(error).__name__}: {error}", asked.task.id)
         else:
             self._do(self._pool.started(number, time.monotonic()))
             return
-        again = isinstance(request.error, SandboxError) and request.snapshot is None  # a damaged snapshot stays so
+        again = isinstance(place.request.error, SandboxError) and asked.snapshot is None  # a damaged snapshot stays so
         self._do(self._pool.failed(number, time.monotonic(), again=again))
 
     async def _end(self, number: int, place: _Place, reason: str) -> None:

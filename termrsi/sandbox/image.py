@@ -303,6 +303,8 @@ class _Build:
         """What a command of USER begins with: its own numbers and home."""
         if not re.fullmatch(r"[\w.-]+", self.user):
             raise TaskError(f"USER {self.user} is not a name", step.where)
+        if self.user.isdigit():  # it need not be in /etc/passwd
+            return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", "--"]
         result = await self._sandbox.run(f"id -g {self.user} && echo ~{self.user}")
         if result.exit_code != 0:
             raise TaskError(f"USER {self.user}: there is no such user", step.where, "RUN useradd comes first")

@@ -16,11 +16,13 @@ from pathlib import Path
 from termrsi.errors import SandboxError
 from termrsi.sandbox.stream_wire import LAUNCH, READ_BYTES
 
+MESSAGE_BYTES, DRAINS = 4096, 64
 PIPES = ("in", "out", "ctl", "reply")
 PLACE = "/.termrsi"
 BUSYBOX = f"{PLACE}/busybox"
 PLAIN = frozenset(string.ascii_letters + string.digits + "/._-")
-SIGNALS = "HUP INT QUIT TERM USR1 USR2 ALRM PIPE"  # not CHLD: ignoring it makes BusyBox's `read` fail
+# All that would end or stop process 1, but for KILL and STOP. Not CHLD: ignoring it makes BusyBox's `read` fail.
+SIGNALS = "HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM TSTP TTIN TTOU XCPU XFSZ VTALRM PROF SYS"
 SCRIPT = rf"""exec 6>{PLACE}/reply 7<{PLACE}/ctl 8<{PLACE}/in 9>{PLACE}/out </dev/null >/dev/null 2>&1 || exit 1
 trap '' {SIGNALS}
 runner=0
@@ -49,8 +51,8 @@ while :; do
   jobs # collects the children that process 1 was given meanwhile
   case $shell$last$seconds$signal in *[!0-9]* | '') continue ;; esac
   case $verb in
-  ping) echo "$nonce ok" >&6 ;;
-  mkdir) (named; {BUSYBOX} mkdir -p -- "$path"; echo "$nonce $?" >&6) & ;;
+  ping) printf '\n%s\n' "$nonce ok" >&6 ;;
+  mkdir) (named; {BUSYBOX} mkdir -p -- "$path"; printf '\n%s\n' "$nonce $?" >&6) & ;;
   shell)
     (
       named
@@ -63,12 +65,12 @@ while :; do
     [ $signal = 0 ] || kill -$signal $shell
     now; end=$((now + seconds))
     while living $last $shell; [ -n "$living" ] && now && [ $now -le $end ]; do kill -9 $living; done
-    echo "$nonce ${{living:-gone}}" >&6 ;;
+    printf '\n%s\n' "$nonce ${{living:-gone}}" >&6 ;;
   all)
     living 1 $shell; set -- $living
     runner=0; now; end=$((now + seconds))
     while kill -9 -1; jobs; living 1 0; [ -n "$living" ] && now && [ $now -le $end ]; do :; done
-    echo "$nonce $#" >&6 ;;
+    printf '\n%s\n' "$nonce $#" >&6 ;;
   esac
 done
 """
@@ -84,6 +86,7 @@ class Keeper:
             # Held open both ways: no end of a pipe is ever without its other end, and opening one never blocks.
             self._fds[name] = os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._lock = asyncio.Lock()
+        self._awaited: asyncio.Future[str] | None = None
 
     async def ask(
         self,
@@ -99,19 +102,20 @@ class Keeper:
         """What process 1 answers. Raises SandboxError if it does not within `timeout_s`."""
         async with self._lock:
             nonce = os.urandom(8).hex()
-            answered = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            answered = self._awaited = loop.create_future()
             held = bytearray()
+            self._drain("reply")  # what the agent may have written there
 
             def on_readable() -> None:
                 with contextlib.suppress(BlockingIOError):
                     held.extend(os.read(self._fds["reply"], READ_BYTES))
                 *lines, rest = bytes(held).split(b"\n")
-                held[:] = rest
+                held[:] = rest[-MESSAGE_BYTES:]
                 for line in lines:
                     if line.startswith(nonce.encode() + b" ") and not answered.done():
                         answered.set_result(line.partition(b" ")[2].decode("ascii", "replace"))
 
-            loop = asyncio.get_running_loop()
             loop.add_reader(self._fds["reply"], on_readable)
             try:
                 self._say(verb, nonce, shell, last, seconds, signal, path)
@@ -120,14 +124,14 @@ class Keeper:
             except TimeoutError as error:
                 raise SandboxError(f"process 1 did not answer {verb} within {timeout_s:.0f} s", "sandbox.gvisor") from error
             finally:
-                loop.remove_reader(self._fds["reply"])
+                self._awaited = None
+                if "reply" in self._fds:
+                    loop.remove_reader(self._fds["reply"])
 
     def begin_shell(self, cwd: str) -> "ShellStream":
         """A new bash in `cwd`; what was left in the pipes of the one before goes unread."""
-        for name in ("in", "out"):
-            with contextlib.suppress(BlockingIOError):
-                while os.read(self._fds[name], READ_BYTES):
-                    pass
+        self._drain("in")
+        self._drain("out")
         nonce = os.urandom(8).hex()
         self._say("shell", nonce, path=cwd)
         return ShellStream(self._fds["in"], self._fds["out"], nonce)
@@ -137,17 +141,30 @@ class Keeper:
         return ShellStream(self._fds["in"], self._fds["out"], nonce)
 
     def close(self) -> None:
-        """As often as one likes."""
+        """As often as one likes. Who waits for an answer gets SandboxError.
+
+        A number that is closed while the loop still watches it would be deaf for whoever is given it next.
+        """
+        if self._awaited is not None:
+            asyncio.get_running_loop().remove_reader(self._fds["reply"])
+            if not self._awaited.done():
+                self._awaited.set_exception(SandboxError("closed", "sandbox.gvisor"))
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+
+    def _drain(self, name: str) -> None:
+        """Bounded: the agent may write as fast as this reads."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(DRAINS):
+                os.read(self._fds[name], READ_BYTES)
 
     def _say(
         self, verb: str, nonce: str, shell: int = 0, last: int = 0, seconds: float = 0.0, signal: int = 0, path: str = ""
     ) -> None:
         escaped = "".join(chr(byte) if chr(byte) in PLAIN else f"\\0{byte:03o}" for byte in os.fsencode(path))
         try:
-            os.write(self._fds["ctl"], f"{verb} {nonce} {shell} {last} {int(seconds) + 1} {signal} {escaped}\n".encode())
+            os.write(self._fds["ctl"], f"\n{verb} {nonce} {shell} {last} {int(seconds) + 1} {signal} {escaped}\n".encode())
         except (KeyError, BlockingIOError) as error:
             raise SandboxError("process 1 does not listen", "sandbox.gvisor") from error
 

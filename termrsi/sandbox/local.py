@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import cgroups, files, host, layers, tree
 from termrsi.sandbox.fd_wire import FdWire
 from termrsi.sandbox.image import Image
-from termrsi.sandbox.jobs import Jobs
+from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.launcher import Control, shared
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.shell import Shell
@@ -29,7 +30,7 @@ from termrsi.sandbox.shell import Shell
 CLOSE_S = 5.0
 KILLED_S = 60.0  # a killed process ends within this, or the machine is broken
 LOG = logging.getLogger(__name__)
-_REFERENCES: dict[tuple[Path, ...], dict[str, str]] = {}  # by base tree and layers: the first sandbox of an image looks
+_REFERENCES: dict[tuple[object, ...], dict[str, str]] = {}  # by all that makes a tree: the first sandbox of an image looks
 CANNOT = {  # what another backend can, and this one cannot
     "running processes": "a snapshot holds files and the shell's state: its processes are named, and lost",
 }
@@ -106,7 +107,8 @@ class LocalSandbox:
         assert isinstance(names, list)
         snapshot_id = layers.label(self._options.owner)
         try:
-            snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, tuple(str(name) for name in names)))
+            saved = tuple(str(name) for name in names)
+            snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, saved), undo=self._unsave)
         except OSError as error:
             layers.discard(self._state_dir, snapshot_id)
             raise SandboxError(f"snapshot failed: {error}", self._id) from error
@@ -119,14 +121,10 @@ class LocalSandbox:
         options = dataclasses.replace(self._options, image=None, snapshot=snapshot)
         copies = [LocalSandbox(options, trusted_digest=True) for _ in range(n)]
         try:
-            results = await asyncio.gather(*(copy.start() for copy in copies), return_exceptions=True)
+            await all_started(copies)
         finally:
             # The copies hold their own references to the layers.
             layers.discard(self._state_dir, snapshot.id)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            await asyncio.gather(*(copy.close() for copy in copies))
-            raise errors[0]
         return list(copies)
 
     async def put(self, source: Path | str, target: str) -> None:
@@ -156,7 +154,7 @@ class LocalSandbox:
         """See `ports.Sandbox`: by the kernel's own record of each file, read from outside."""
         self._live_control()
         found = await self._jobs.run(lambda: files.signatures(self._root_fd))
-        return sorted(path for path in found.keys() | self._reference.keys() if found.get(path) != self._reference.get(path))
+        return watched.differing(self._reference, found)
 
     async def close(self) -> None:
         """Ends everything; waits for process 1 and with it every other process and mount of the sandbox.
@@ -164,7 +162,7 @@ class LocalSandbox:
         Whoever calls it waits for the same end; a caller that is cancelled does not stop it.
         """
         self._closed = True
-        if self._closing is None:
+        if self._closing is None or (self._closing.done() and failed(self._closing)):
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
@@ -182,9 +180,11 @@ class LocalSandbox:
         for fd in (self._root_fd, self._upper_fd):
             if fd >= 0:
                 os.close(fd)
+        self._root_fd = self._upper_fd = -1
         if self._process_fd >= 0:
             await _ended(self._process_fd)
             os.close(self._process_fd)
+            self._process_fd = -1
         await cgroups.dissolve(self._groups)
         await asyncio.to_thread(layers.release, self._state_dir, self._layers, self._id)
 
@@ -232,7 +232,7 @@ class LocalSandbox:
         self._control = Control(shared.launch(request))
         self._root_fd, self._upper_fd, self._process_fd = await self._control.ready()
         if options.snapshot is None:
-            key = (base, Path(self._root), *self._layers)
+            key = (base, self._root, *self._layers, *host.changed())
             if key not in _REFERENCES:
                 _REFERENCES[key] = await self._jobs.run(lambda: files.signatures(self._root_fd))
             self._reference = _REFERENCES[key]
@@ -280,6 +280,9 @@ class LocalSandbox:
             root=self._root,
         )
 
+    def _unsave(self, snapshot: Snapshot) -> None:
+        layers.discard(self._state_dir, snapshot.id)
+
     def _live_control(self) -> Control:
         if self._control is None or self._closed or self._control.lost:
             raise SandboxError("lost, closed or not started", self._id)
@@ -303,7 +306,7 @@ async def _ended(process_fd: int) -> None:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process_fd, signal.SIGKILL)
-        LOG.error("a sandbox's process 1 has not ended %.0f s after its SIGKILL: it is left to the kernel", KILLED_S)
+        raise SandboxError(f"process 1 has not ended {KILLED_S:.0f} s after its SIGKILL", "sandbox.local")
     finally:
         loop.remove_reader(process_fd)
 

@@ -137,6 +137,7 @@ class DockerMachines:
         options = docker.DockerOptions(
             image="" if snapshot or has_services else await self._image(environment),
             compose=str(composed) if has_services else "",
+            main_image=environment.docker_image or "" if has_services else "",
             snapshot=snapshot,
             engine=self.engine,
             **_common(environment, self.limits, self.owner),

@@ -46,6 +46,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Assign:
+    """A sandbox that starts as a spare is meant for this request now."""
+
+    sandbox_id: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """The sandbox is the request's: hand it over."""
 
@@ -85,7 +93,7 @@ class Wake:
     at_s: float
 
 
-Command = Start | Grant | Refuse | Close | Late | Wake
+Command = Start | Assign | Grant | Refuse | Close | Late | Wake
 
 
 @dataclass(slots=True)
@@ -189,20 +197,20 @@ class Pool:
         if one is None or one.state is not State.STARTING:
             return []
         commands: list[Command] = []
-        if again:
+        if again and now_s >= self._not_before_s:  # those that began together fail together: one step of the pause
             self._failures += 1
-            pause_s = min(self.first_pause_s * 2 ** (self._failures - 1), self.longest_pause_s)
+            pause_s = min(self.first_pause_s * 2.0 ** min(self._failures - 1, 30), self.longest_pause_s)
             self._not_before_s = now_s + pause_s
         if one.granted_to is not None:
             one.request.starts += 1
             if again and one.request.starts < self.max_starts:
                 self._waiting[one.granted_to] = one.request
-                self._waiting.move_to_end(one.granted_to, last=False)
+                self._waiting = OrderedDict(sorted(self._waiting.items()))  # ids are in the order of the requests
             else:
                 commands.append(Refuse(one.granted_to))
             self._meant_for.pop(one.granted_to)
             one.granted_to = None
-        elif again:
+        else:
             self._recent.pop(one.request.kind, None)  # a spare that does not start is not wanted at once again
         return [*commands, *self.release(sandbox_id, "could not start", now_s)]
 
@@ -268,6 +276,7 @@ class Pool:
                 else:
                     one.granted_to = request_id
                     self._meant_for[request_id] = spare
+                    commands.append(Assign(spare, request_id))
                 continue
             if now_s < self._not_before_s:
                 return [*commands, Wake(self._not_before_s)]

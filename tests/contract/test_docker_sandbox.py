@@ -66,7 +66,7 @@ async def test_a_dockerfile_that_does_not_build_is_the_tasks_fault(
     context = dockerfile(tmp_path / "context", docker_engine[1], "RUN echo about to fail && exit 7")
     with pytest.raises(TaskError, match=r"(?s)returned a non-zero code: 7.*about to fail"):
         await pool.lease(task(context))
-    with pytest.raises(SandboxError, match="no such image"):
+    with pytest.raises(TaskError, match="no such image"):
         await pool.lease(TaskSpec("t", "f", "do it", "", EnvironmentSpec(docker_image="termrsi-none:9")))
 
 
@@ -209,7 +209,7 @@ async def test_a_compose_files_services_run_beside(
     box = await pool.lease(task(context))
     api = engines.client(engine)
     ask = "/usr/bin/python3 -c \"import socket; print(socket.create_connection(('web', 80), 5).recv(9).decode())\""
-    assert (await box.run(f"until {ask} 2>/dev/null; do sleep 0.1; done; echo $GIVEN", 20.0)).output == "beside\n1\n"
+    assert (await box.run(f"until {ask} 2>/dev/null; do sleep 0.1; done; echo $GIVEN $FROM_FILE", 20.0)).output == "beside\n1 1\n"
     assert (await box.run("timeout 2 bash -c 'echo > /dev/tcp/1.1.1.1/53'", 10.0)).exit_code != 0
     await box.run("echo kept > /app/f; x=5")
     snapshot = await box.snapshot()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import VerifierError
+from termrsi import sandbox
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.reward.verifier import HarborVerifier
-from tests.contract.backends import Make
+from tests.contract.backends import OWNER, Make, local_kit
 
 TEST = """#!/bin/bash
 if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then r=1; else r=0; fi
@@ -25,6 +25,11 @@ def task(tmp_path: Path) -> TaskSpec:
     (tmp_path / "task" / "tests" / "test.sh").write_text(TEST)
     (tmp_path / "task" / "task.toml").write_text("[verifier]\ntimeout_sec = 20\n")
     return TaskSpec("t", "f", "", str(tmp_path / "task"), EnvironmentSpec(workdir="/app"))
+
+
+async def test_a_new_name_for_a_program_of_the_image_is_no_replacement(box: Sandbox, task: TaskSpec) -> None:
+    await box.run("echo 42 > /app/answer; ln -sf python3 /usr/bin/python")
+    assert (await HarborVerifier().verify(box, task)).strict
 
 
 async def test_an_honest_answer_scores(box: Sandbox, task: TaskSpec) -> None:
@@ -62,6 +67,7 @@ NEUTRALISED = {
 SEEN = {
     "bash": (f"printf '#!/bin/sh\\n{WIN}\\n' > /tmp/b; chmod +x /tmp/b; mv /tmp/b /bin/bash", "/usr/bin/bash"),
     "timeout": (f"printf '#!/bin/sh\\n{WIN}\\n' > /tmp/b; chmod +x /tmp/b; cp /tmp/b /usr/bin/timeout", "/usr/bin/timeout"),
+    "what python is": (f"printf '{WIN}\\n' > $(readlink -f /usr/bin/python3)", "/usr/bin/python3"),
     "python": (f"printf '#!/bin/sh\\n{WIN}\\n' > /tmp/p; chmod +x /tmp/p; mv /tmp/p /usr/bin/python3", "/usr/bin/python3"),
     "python first in the path": (
         f"mkdir -p /usr/local/bin; printf '#!/bin/sh\\n{WIN}\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3",
@@ -81,14 +87,34 @@ SEEN = {
 
 
 @pytest.mark.parametrize("kind", NEUTRALISED)
-async def test_what_cannot_reach_the_verifier(box: Sandbox, task: TaskSpec, kind: str) -> None:
-    await box.run(NEUTRALISED[kind], 5.0)
+async def test_what_cannot_reach_the_verifier(tmp_path: Path, task: TaskSpec, kind: str) -> None:
+    """One by one, where a sandbox starts in a moment."""
+    box = sandbox.make(**local_kit(tmp_path).options, owner=OWNER)  # pyright: ignore[reportArgumentType]
+    await box.start()
     try:
+        await box.run(NEUTRALISED[kind], 5.0)
         verdict = await HarborVerifier().verify(box, task)
-    except VerifierError:
-        assert kind in ("limits", "a directory without rights"), "an attempt that turns a failure into no result at all"
-        return
+        assert (verdict.strict, verdict.reward) == (False, 0.0)
+    finally:
+        await box.close()
+
+
+async def test_all_of_that_together(box: Sandbox, task: TaskSpec) -> None:
+    for kind, attack in NEUTRALISED.items():
+        if kind not in ("limits", "a directory without rights"):  # the next would not get far
+            await box.run(attack, 5.0)
+    verdict = await HarborVerifier().verify(box, task)
     assert (verdict.strict, verdict.reward) == (False, 0.0)
+
+
+async def test_what_the_tests_run_of_the_agents_does_not_outlive_them(box: Sandbox, task: TaskSpec) -> None:
+    """It may do what it likes while they run, as root: that is in the contract of such tests. But not afterwards."""
+    (Path(task.path) / "tests" / "test.sh").write_text("#!/bin/bash\n/app/run.sh; sleep 0.2; echo 0 > /logs/verifier/reward.txt\n")
+    loop = "until [ -e /logs/verifier/reward.txt ]; do :; done; sleep 2; echo 1 > /logs/verifier/reward.txt"
+    await box.run(f"printf '#!/bin/bash\\nsetsid bash -c \"{loop}\" >/dev/null 2>&1 &\\n' > /app/run.sh; chmod +x /app/run.sh")
+    verdict = await HarborVerifier().verify(box, task)
+    assert (verdict.strict, verdict.reward) == (False, 0.0)
+    assert await box.kill_processes() == 0
 
 
 @pytest.mark.parametrize("kind", SEEN)
@@ -97,7 +123,8 @@ async def test_what_is_seen_scores_nothing(box: Sandbox, task: TaskSpec, kind: s
     await box.run(attack, 10.0)
     verdict = await HarborVerifier().verify(box, task)
     assert (verdict.strict, verdict.reward, verdict.passed) == (False, 0.0, ())
-    assert path in verdict.replaced
+    real = {"/usr/bin/python3": "/usr/bin/python3."}.get(path, path)  # a backend may tell of the file or of the name
+    assert any(one == path or one.startswith(real) for one in verdict.replaced)
 
 
 async def test_what_was_replaced_before_a_snapshot_is_still_seen_after_it(make: Make, task: TaskSpec) -> None:

@@ -17,7 +17,7 @@ from termrsi.sandbox import cgroups, docker_engine, reap
 from tests import docker_daemon
 from tests.contract.backends import OWNER, Kit
 
-KILLS = {"local": 140, "docker": 30, "gvisor": 30}
+KILLS = {"local": 150, "docker": 25, "gvisor": 25}
 ROUND_S = 60.0
 
 

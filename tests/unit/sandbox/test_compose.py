@@ -10,6 +10,7 @@ from termrsi.sandbox import compose
 
 def read(folder: Path, text: str, *, network: bool = False) -> tuple[compose.Json, str]:
     folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text("FROM a\n")
     (folder / compose.NAME).write_text(text)
     return compose.read(
         folder / compose.NAME, {"MEMORY": "64M"}, lambda context, name: f"built:{context.name}/{name}", network=network
@@ -46,14 +47,15 @@ services:
     db = content["services"]["db"]
     assert db["volumes"] == ["data:/var/lib/data", f"{tmp_path}/t/init:/init:ro"]
     assert db["healthcheck"] == {"test": ["CMD", "true"]}
-    assert content["networks"] == {"default": {"internal": True}, "back": {"internal": True}}
+    alone = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
+    assert content["networks"] == {"default": alone, "back": alone}
     assert content["volumes"] == {"data": {}}
 
 
 def test_harbors_overlay_may_leave_the_main_service_out(tmp_path: Path) -> None:
     content, main = read(tmp_path / "t", "services:\n  redis:\n    image: redis:7\n", network=True)
     assert (main, content["services"]["main"]["image"]) == ("main", "built:t/Dockerfile")
-    assert content["networks"] == {"default": {"internal": False}}
+    assert content["networks"] == {"default": {}}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,9 @@ def test_harbors_overlay_may_leave_the_main_service_out(tmp_path: Path) -> None:
         ("volumes: ['~/.ssh:/y']", "~/.ssh is outside of the task"),
         ("volumes: [{type: bind, source: /var/run/docker.sock, target: /s}]", "/var/run/docker.sock is outside"),
         ("env_file: /etc/environment", "env_file is not allowed"),
+        ("use_api_socket: true", "use_api_socket is not allowed"),
+        ("post_start: [{command: x, privileged: true}]", "post_start is not allowed"),
+        ("build: {context: ., dockerfile: ../../Dockerfile}", "there is no ../../Dockerfile in its context"),
         ("build: ..", "services.x.build is outside of the task"),
         ("build: {context: ., args: {A: b}}", "more than a context and a Dockerfile"),
         ("environment: [A=b]", "neither an image nor a build"),
@@ -79,6 +84,19 @@ def test_what_reaches_into_the_host_is_refused(tmp_path: Path, service: str, wor
         read(tmp_path / "t", f"services:\n  x:\n    {service}{extra}\n")
     assert words in str(caught.value)
     assert str(tmp_path / "t" / compose.NAME) in str(caught.value)
+
+
+def test_images_and_limits(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    (folder / compose.NAME).write_text(
+        "services:\n  main:\n    image: ${MAIN_IMAGE_NAME}\n  db:\n    image: b\n    mem_limit: 64g\n"
+    )
+    variables = {"MAIN_IMAGE_NAME": "prebuilt:1"}
+    content, _ = compose.read(
+        folder / compose.NAME, variables, lambda *_: "built", network=False, image="prebuilt:1", limits={"mem_limit": "9m"}
+    )
+    assert [(one["image"], one["mem_limit"]) for one in content["services"].values()] == [("prebuilt:1", "9m"), ("b", "9m")]
 
 
 @pytest.mark.parametrize("text", ["", "services: [a]", "services: {a: 1}", "a: [", "\x00"])

@@ -81,9 +81,14 @@ def test_heredocs_are_kept_as_they_are(tmp_path: Path) -> None:
     assert (second.name, second.body, second.literal) == ("B", "indented\n", False)
 
 
+def test_what_only_looks_like_a_heredoc(tmp_path: Path) -> None:
+    steps = dockerfile.parse(write(tmp_path / "c", 'FROM a\nRUN cat <<<yes && echo $((1<<N)) <<<"no"\nRUN last\n'))
+    assert [(step.name, step.heredocs) for step in steps] == [("FROM", ()), ("RUN", ()), ("RUN", ())]
+
+
 def test_variables() -> None:
     values = {"X": "1", "E": ""}
-    assert dockerfile.expand("$X ${X}a $Y|${Y:-d} ${E:-d} ${X:+s} ${Y:+s}| \\$X", values) == "1 1a |d d s | $X"
+    assert dockerfile.expand("$X ${X}a $Y|${Y:-d} ${E:-d} ${X:+s} ${Y:+s}| \\$X ${Y-e}", values) == "1 1a |d d s | $X e"
 
 
 DOCKERFILE = """

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from termrsi.sandbox.pool import Close, Command, Cost, Grant, Late, Pool, Refuse, Start, State, Wake
+from termrsi.sandbox.pool import Assign, Close, Command, Cost, Grant, Late, Pool, Refuse, Start, State, Wake
 
 
 def test_places_are_bounded_and_the_queue_is_fair() -> None:
@@ -107,6 +107,20 @@ def test_starts_that_fail_are_tried_again_after_pauses_that_double() -> None:
     assert pool.request("c", 7.0)[1] == [Start(7, 6)]  # a start that succeeded ends the pause
 
 
+def test_starts_that_fail_together_are_one_step_of_the_pause_and_keep_their_turns() -> None:
+    pool = Pool(3, first_pause_s=1.0)
+    for name in "abc":
+        pool.request(name, 0.0)
+    for number in (5, 1, 3):
+        pool.failed(number, 0.1, again=True)
+        assert pool.closed(number, 0.1)[-1] == Wake(1.1)
+    assert pool.tick(1.1) == [Start(6, 0), Start(7, 2), Start(8, 4)]
+    for _ in range(5000):  # a pause has no end of its own to overflow at
+        pool.tick(pool._not_before_s)
+        pool.failed(max(pool._live, default=0), pool._not_before_s, again=True)
+    assert pool._not_before_s < 1e9
+
+
 def test_a_fault_of_the_task_is_told_at_once_and_pauses_nothing() -> None:
     pool = Pool(2)
     pool.request("bad", 0.0)
@@ -133,7 +147,7 @@ def test_spares_are_started_ahead_and_serve_their_kind_at_once() -> None:
     pool.request("a", 0.0, kind="x")
     assert pool.started(1, 0.0) == [Grant(1, 0), Start(2, 0)]
     assert pool.wanted == {0}
-    assert pool.request("a", 0.1, kind="x") == (3, [Start(4, 0)])  # the one that starts is for it now, and the next is begun
+    assert pool.request("a", 0.1, kind="x") == (3, [Assign(2, 3), Start(4, 0)])  # the one that starts is for it now
     assert pool.started(2, 0.2) == [Grant(2, 3)]
     assert pool.started(4, 0.3) == []
     assert pool.count(State.SPARE) == 1
