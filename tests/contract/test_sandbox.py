@@ -139,7 +139,7 @@ LONG = {
     "setsid": "setsid sleep 61 & nohup sleep 62 & wait",
     "double fork": "(setsid sh -c 'trap \"\" TERM HUP; sleep 61 & exec sleep 62' &); sleep 63",
     "pipeline": "sleep 61 | cat",
-    "substitution": "x=$(sleep 61)",
+    "substitution": "y=$(sleep 61)",
     "stopped": "kill -STOP $$",
     "deaf": "trap '' TERM INT HUP 57 58; while :; do :; done",
 }
@@ -357,7 +357,7 @@ async def test_what_runs_in_a_failed_sandbox_is_alive_in_its_forks(make: Make, k
     await box.run("/usr/bin/python3 /srv/server.py &")
     await box.run("exec 9>/tmp/open; echo first >&9; rm /tmp/open")
     asked = int(await out(box, "until /usr/bin/python3 /srv/ask.py 2>/dev/null; do sleep 0.05; done"))
-    counted = int(await out(box, "cat /tmp/count"))
+    counted = int(await out(box, "until [ -e /tmp/count ]; do sleep 0.02; done; cat /tmp/count"))
     if "running processes" in kit.cannot:
         snapshot = await box.snapshot()
         assert any("server.py" in line and "8123" in line for line in snapshot.lost_processes), snapshot.lost_processes
