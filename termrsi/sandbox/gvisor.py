@@ -476,8 +476,9 @@ class GvisorSandbox:
         self._generation += 1
         if self._namespace is not None and self._namespace.returncode is None:
             # The first process of the namespace: the others end with it, and unshare, which waits for it, is the last.
-            children = Path("/proc", str(self._namespace.pid), "task", str(self._namespace.pid), "children")
-            first = children.read_text().split() if children.exists() else []
+            first: list[str] = []
+            with contextlib.suppress(OSError):  # it may end by itself at this moment
+                first = Path("/proc", str(self._namespace.pid), "task", str(self._namespace.pid), "children").read_text().split()
             for pid in first or [self._namespace.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)

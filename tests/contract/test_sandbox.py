@@ -115,7 +115,7 @@ async def test_hostile_settings_of_the_shell(box: Sandbox) -> None:
 
 
 async def test_a_background_job_lives_between_commands(box: Sandbox) -> None:
-    await box.run("(while :; do date +%N > /tmp/beat; sleep 0.02; done) &")
+    await box.run("(while :; do date +%N > /tmp/b; mv /tmp/b /tmp/beat; sleep 0.02; done) &")
     first = await out(box, "sleep 0.1; cat /tmp/beat")
     assert await out(box, "sleep 0.1; cat /tmp/beat") != first
     assert await box.kill_processes() >= 1
