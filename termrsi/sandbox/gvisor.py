@@ -366,8 +366,12 @@ class GvisorSandbox:
 
     async def _look_after(self, namespace: asyncio.subprocess.Process, generation: int) -> None:
         await namespace.wait()
-        if generation == self._generation and self._shell is not None:
-            self._shell.lose(f"runsc ended: {self._last_words()}")
+        if generation == self._generation:
+            why = f"runsc ended: {self._last_words()}"
+            if self._shell is not None:
+                self._shell.lose(why)
+            if self._keeper is not None:
+                self._keeper.lose(why)
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):

@@ -87,6 +87,7 @@ class Keeper:
             self._fds[name] = os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._lock = asyncio.Lock()
         self._awaited: asyncio.Future[str] | None = None
+        self._lost = ""
 
     async def ask(
         self,
@@ -101,6 +102,8 @@ class Keeper:
     ) -> str:
         """What process 1 answers. Raises SandboxError if it does not within `timeout_s`."""
         async with self._lock:
+            if self._lost:
+                raise SandboxError(f"lost: {self._lost}", "sandbox.gvisor")
             nonce = os.urandom(8).hex()
             loop = asyncio.get_running_loop()
             answered = self._awaited = loop.create_future()
@@ -127,6 +130,12 @@ class Keeper:
                 self._awaited = None
                 if "reply" in self._fds:
                     loop.remove_reader(self._fds["reply"])
+
+    def lose(self, why: str) -> None:
+        """Nobody answers any more: who waits, and whoever asks later, gets SandboxError at once."""
+        self._lost = self._lost or why
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(SandboxError(f"lost: {why}", "sandbox.gvisor"))
 
     def begin_shell(self, cwd: str) -> "ShellStream":
         """A new bash in `cwd`; what was left in the pipes of the one before goes unread."""

@@ -65,6 +65,15 @@ async def test_questions_and_answers(tmp_path: Path, keeper: Keeper) -> None:
     os.close(reply)
 
 
+async def test_no_answer_is_awaited_of_one_that_is_lost(keeper: Keeper) -> None:
+    asked = asyncio.ensure_future(keeper.ask("all"))
+    await asyncio.sleep(0.01)
+    keeper.lose("runsc ended")
+    for question in (asked, keeper.ask("ping")):
+        with pytest.raises(SandboxError, match="lost: runsc ended"):
+            await asyncio.wait_for(question, 5.0)
+
+
 async def test_a_new_shell_does_not_read_what_the_last_one_left(tmp_path: Path, keeper: Keeper) -> None:
     stream = keeper.joined("old")
     await stream.write(b"unread script\n")
