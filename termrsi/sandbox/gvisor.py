@@ -44,6 +44,7 @@ HOST_PIDS, HOST_PIDS_PER_PROCESS = 1024, 16
 CONTAINER = (
     "sandbox"  # the same for all: a restored process goes on to belong to the one it was saved in. runsc's directory differs.
 )
+CALL_S = 30.0  # a gVisor that lost one of its own processes may never answer
 CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
 CANNOT = {
     "disk limit": "what is written is kept in memory, and bounded with it",
@@ -391,7 +392,11 @@ class GvisorSandbox:
         return ["nsenter", *(f"--{kind}={spaces / name}" for kind, name in names.items()), *self._program(), *arguments]
 
     def _runsc(self, *arguments: str) -> str:
-        done = subprocess.run(self._inside(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        argv = self._inside(*arguments)
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=CALL_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(f"runsc {arguments[0]} took longer than {CALL_S:.0f} s", self._id) from error
         if done.returncode != 0:
             raise SandboxError(f"runsc {arguments[0]}: {done.stderr[-1000:].strip() or done.returncode}", self._id)
         return done.stdout

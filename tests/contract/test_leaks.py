@@ -85,7 +85,9 @@ def test_random_kills_leave_nothing(kit: Kit, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     owner = Owner(kit, scratch, 100)
-    killed = {"command": 0, "sandbox": 0, "owner": 0}
+    # A process of gVisor's is not one of the agent's: its end leaves a sandbox that answers nothing until its time is up.
+    kinds = ["sandbox", "owner"] if kit.name == "gvisor" else ["command", "sandbox", "owner"]
+    killed = dict.fromkeys(kinds, 0)
     try:
         while sum(killed.values()) < KILLS[kit.name]:
             owner.hear("started")
