@@ -49,6 +49,7 @@ CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
 CANNOT = {
     "disk limit": "what is written is kept in memory, and bounded with it",
     "life at its limits": "gVisor itself bounds neither memory nor processes: the kernel ends what exceeds them, the whole sandbox",
+    "read-only switches": "what stands in its /proc/sys and /sys is gVisor's own, and may be written: no file of the host",
     "unkillable process 1": "gVisor lets a root process send SIGKILL to process 1: the sandbox is lost then",
     "holes": "files leave as an archive, in full: `get` refuses one that is larger than the disk allowed",
     "hidden process 1": "process 1 is a root process of the sandbox, and has nothing of ours but its pipes",
