@@ -4,6 +4,7 @@
       ConfigError       what the user asked for cannot be run: one line, before any engine starts
       TaskError         one task directory cannot be used
       SandboxError      a sandbox could not start, or was lost
+        SandboxSpoiled  by what ran in it: the one fault that is the agent's, and ends as a StopReason or a Verdict
       VerifierError     a verifier could not run, or its result is invalid (never scored as 0)
       EngineError       the generator died or refused a request
       WeightsError      weights could not be published, pulled, or differ after a pull
@@ -38,6 +39,10 @@ class TaskError(TermrsiError, ValueError):
 
 class SandboxError(TermrsiError, RuntimeError):
     """A sandbox could not start, or was lost."""
+
+
+class SandboxSpoiled(SandboxError):
+    """What ran in a sandbox left it unusable: its shell taken away, its disk or memory used up. The agent's doing: scored 0."""
 
 
 class VerifierError(TermrsiError, RuntimeError):

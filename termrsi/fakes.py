@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from termrsi.errors import CheckpointError, ConfigError, EngineError, SandboxError, VerifierError, WeightsError
+from termrsi.errors import CheckpointError, ConfigError, EngineError, SandboxError, SandboxSpoiled, VerifierError, WeightsError
 from termrsi.harness import parse, variants
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
@@ -113,9 +113,13 @@ class _Machine:
 
 @dataclass(slots=True)
 class FakeWorld:
-    """Owns what sandboxes leave behind, and counts. `lost_at`: number of a lease (from 1) -> its command that is never answered."""
+    """Owns what sandboxes leave behind, and counts. `lost_at`: number of a lease (from 1) -> its command that is never answered.
+
+    `spoiled`: numbers of leases that are lost by their agent's doing.
+    """
 
     lost_at: dict[int, int] = field(default_factory=dict)
+    spoiled: frozenset[int] = frozenset()
     leases: int = 0
     releases: int = 0
     made: int = 0
@@ -136,15 +140,17 @@ class FakeWorld:
 class FakeSandbox:
     """`ports.Sandbox` in memory. It knows solve, half, true, false, export, echo, cat, ls, rm, cd, pwd, sleep; `;`, `&&`, `&`, `>`.
 
-    `lost_at`: the command (from 1) at which it is lost. `sleep` takes no time, but a time-out sees the seconds it was given.
+    `lost_at`: the command (from 1) at which it is lost, `spoiled`: by what ran in it. `sleep` takes no time, but a time-out sees
+    the seconds it was given.
     """
 
-    def __init__(self, world: FakeWorld, machine: _Machine | None = None, *, lost_at: int = 0) -> None:
+    def __init__(self, world: FakeWorld, machine: _Machine | None = None, *, lost_at: int = 0, spoiled: bool = False) -> None:
         world.made += 1
         self._world = world
         self._machine = machine or _Machine()
         self._id = f"fake-{world.made}"
         self._lost_at = lost_at
+        self._fault = SandboxSpoiled if spoiled else SandboxError
         self._commands = 0
         self._gone = "it was never started"
         self._processes: list[str] = []
@@ -234,7 +240,7 @@ class FakeSandbox:
 
     def _check(self) -> None:
         if self._gone:
-            raise SandboxError(self._gone, self._id)
+            raise self._fault(self._gone, self._id)
 
     def _path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self._machine.cwd, path))
@@ -308,7 +314,8 @@ class FakePool:
             self._places.release()
             raise
         self.world.leases += 1
-        sandbox = FakeSandbox(self.world, machine, lost_at=self.world.lost_at.get(self.world.leases, 0))
+        number = self.world.leases
+        sandbox = FakeSandbox(self.world, machine, lost_at=self.world.lost_at.get(number, 0), spoiled=number in self.world.spoiled)
         await sandbox.start()
         self._leased.add(sandbox.id)
         return sandbox
@@ -335,6 +342,12 @@ class FakeVerifier:
         if self.faults > 0:
             self.faults -= 1
             raise VerifierError("told to fail", task.id)
+        try:
+            return await self._look(sandbox)
+        except SandboxSpoiled:
+            return Verdict(False, 0.0, source="spoiled")
+
+    async def _look(self, sandbox: Sandbox) -> Verdict:
         await sandbox.kill_processes()
         await sandbox.run("echo was here > /logs/verifier")
         there = {check: (await sandbox.run(f"cat {path}")).exit_code == 0 for check, path in FILES.items()}

@@ -15,6 +15,7 @@ class StopReason(enum.StrEnum):
     context_limit = "context_limit"  # the next prompt would leave no room for a reply
     time_limit = "time_limit"  # `Limits.wall_s` passed
     format_errors = "format_errors"  # `Limits.max_format_errors` replies in a row held no action
+    sandbox_spoiled = "sandbox_spoiled"  # what it ran left its sandbox unusable (`errors.SandboxSpoiled`)
 
 
 @dataclass(frozen=True, slots=True)

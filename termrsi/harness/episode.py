@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+from termrsi.errors import SandboxSpoiled
 from termrsi.harness import parse, variants
 from termrsi.harness.render import ChatFormat, Transcript
 from termrsi.ports import Generator, Sandbox
@@ -51,7 +52,10 @@ class Episode:
         self._transcript.prompt(first_prompt(self.spec, self._chat))
         stop = None
         while stop is None:
-            stop = self._limit(time.monotonic() - start_s) or await self._turn()
+            try:
+                stop = self._limit(time.monotonic() - start_s) or await self._turn()
+            except SandboxSpoiled:
+                stop = StopReason.sandbox_spoiled
         tally, spec = self._tally, self.spec
         return Rollout(
             id=spec.id,
@@ -97,7 +101,11 @@ class Episode:
             return self._complain(turn, action.error, completion)
         assert action.command is not None, "an action is a command, done or an error"
         self._format_errors = 0
-        result = await self._sandbox.run(action.command, self.spec.limits.command_timeout_s)
+        try:
+            result = await self._sandbox.run(action.command, self.spec.limits.command_timeout_s)
+        except SandboxSpoiled:
+            self._turns.append(turn)
+            raise
         self._tally.sandbox_s += result.duration_s
         seen = variants.observation(
             result.output, result.exit_code, timed_out=result.timed_out, limit_chars=self.spec.limits.observation_chars
@@ -106,7 +114,11 @@ class Episode:
         return self._observe(turn, seen, completion)
 
     async def _claim(self, turn: Turn, completion: Completion) -> StopReason | None:
-        if self._checks_left <= 0 or self._check is None or await self._check():
+        try:
+            ended = self._checks_left <= 0 or self._check is None or await self._check()
+        except SandboxSpoiled:
+            ended = True  # the verifier will say so too
+        if ended:
             self._turns.append(turn)
             return StopReason.done
         self._checks_left -= 1

@@ -5,16 +5,17 @@ point. The verifier of an assisting harness runs on a fork, for the same reason.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from termrsi.errors import SandboxError, TaskError, VerifierError
+from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Generator, Sandbox, SandboxPool, Verifier
-from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot
+from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, StopReason
 
 LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verification
 
@@ -76,8 +77,9 @@ class Runner:
         try:
             async with asyncio.timeout(spec.limits.wall_s + LATE_S):
                 rollout = await self._episode(spec, sandbox)
-                if spec.keep_snapshot:
-                    snapshot = await sandbox.snapshot()
+                if spec.keep_snapshot and rollout.stop is not StopReason.sandbox_spoiled:
+                    with contextlib.suppress(SandboxSpoiled):  # then there is nothing to start from again
+                        snapshot = await sandbox.snapshot()
                 verdict = await self._verifier.verify(sandbox, spec.task)
         except BaseException:
             if snapshot is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi import watched
-from termrsi.errors import SandboxError, TaskError, VerifierError
+from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward import reports
@@ -28,6 +28,7 @@ LOGS = "/logs/verifier"
 DEFAULT_TIMEOUT_S = 600.0
 GRACE_S = 15.0  # over the verifier's own time-out, for the sandbox to notice
 FINISHED = "verifier-finished"
+ROOM, ROOM_BYTES = "/.room", 4 << 20  # what tests and their report may need
 
 _TEMPLATE = re.compile(r"^\$\{(\w+)(?::-(.*))?\}$", re.DOTALL)
 # A verifier script that uses one of these leaves a report when it really ran.
@@ -40,6 +41,7 @@ _BROKEN = re.compile(
 
 # `/logs` or `/tests` may be a link to anywhere, or a file. A mounted directory cannot be removed: emptying it is enough.
 _CLEAN = (
+    f"rm -rf {ROOM}; "
     "for d in /logs /tests; do if [ -L $d ] || { [ -e $d ] && [ ! -d $d ]; }; then rm -f $d; fi; done; "
     f"rm -rf /tests {LOGS} 2> /dev/null; mkdir -p /tests {LOGS} && chmod 777 {LOGS} && "
     f'[ ! -L {LOGS} ] && [ -z "$(ls -A /tests)" ] && [ -z "$(ls -A {LOGS})" ]'
@@ -86,9 +88,16 @@ class HarborVerifier:
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """Score the sandbox's present state. It is no restart point afterwards: snapshot first.
 
-        Raises VerifierError if no valid result can be had, TaskError if the task has no verifier, SandboxError from below.
+        A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be
+        had, TaskError if the task has no verifier, SandboxError from below.
         """
         started = time.monotonic()
+        try:
+            return await self._verify(sandbox, task, started)
+        except SandboxSpoiled:
+            return Verdict(False, 0.0, source="spoiled", duration_s=time.monotonic() - started)
+
+    async def _verify(self, sandbox: Sandbox, task: TaskSpec, started: float) -> Verdict:
         spec = load_spec(task.path)
         tests = Path(task.path) / "tests"
         if not (tests / "test.sh").is_file():
@@ -98,12 +107,16 @@ class HarborVerifier:
             await sandbox.kill_processes()
         except SandboxError as error:  # also by an agent whose `bash` is none
             lost = error
-        replaced = tuple(await sandbox.replaced())
+        try:
+            replaced = tuple(await sandbox.replaced())
+        except SandboxError as error:
+            raise (lost or error) from error
         if any(watched.relied_on(path) and path not in task.touches for path in replaced):
             # Whatever the tests said now, a program of the agent would have said it.
             return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
         if lost is not None:
             raise lost
+        await self._look_for_room(sandbox)
         cleaned = await sandbox.run(_CLEAN, GRACE_S)
         if cleaned.exit_code != 0:
             raise VerifierError("the log and test directories could not be emptied", task.id)
@@ -114,6 +127,13 @@ class HarborVerifier:
             await sandbox.get(LOGS, folder)
             verdict = read_verdict(Path(folder), tests, task.id, time.monotonic() - started)
         return dataclasses.replace(verdict, replaced=replaced)
+
+    async def _look_for_room(self, sandbox: Sandbox) -> None:
+        """Raises SandboxSpoiled if the agent filled its disk, SandboxError if a machine's is full: the backend knows which."""
+        with tempfile.NamedTemporaryFile(prefix=f"termrsi-room-{os.getpid()}-") as room:
+            room.write(os.urandom(ROOM_BYTES))  # not zeros, which take no room
+            room.flush()
+            await sandbox.put(room.name, ROOM)
 
     async def _run(self, sandbox: Sandbox, task: TaskSpec, spec: VerifierSpec, *, unix_lines: bool) -> None:
         limit_s = spec.timeout_s * self._multiplier

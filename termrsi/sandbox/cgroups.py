@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 from termrsi.errors import SandboxError
 
 MOUNT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
+DELAYS_S = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 4.0)  # between looks at groups whose processes are ending
 
 
 def parents() -> list[Path]:
@@ -50,6 +52,22 @@ def limited(groups: list[Path]) -> set[str]:
     return {name for name, names in files.items() if any((group / file).exists() for group in groups for file in names)}
 
 
+def exceeded(groups: list[Path]) -> set[str]:
+    """Which of "memory" and "pids" what runs in these groups came to the end of, so that the kernel ended or refused a process."""
+    found = set()
+    for group in groups:
+        for name, file, field in (
+            ("memory", "memory.events", "oom_kill"),
+            ("memory", "memory.oom_control", "oom_kill"),
+            ("pids", "pids.events", "max"),
+        ):
+            with contextlib.suppress(OSError):
+                counts = dict(line.split(" ", 1) for line in (group / file).read_text().splitlines())
+                if int(counts.get(field, 0)):
+                    found.add(name)
+    return found
+
+
 def remove(groups: list[Path]) -> bool:
     """Whether all are gone."""
     for group in groups:
@@ -66,12 +84,23 @@ def kill(group: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-async def dissolve(groups: list[Path]) -> None:
-    """Removes groups, and what is in them. Raises SandboxError if that does not end.
+def end(groups: list[Path]) -> bool:
+    """Ends what runs in these groups and removes them; whether all are gone.
 
-    A process that could not build its sandbox may be a moment from its end, and a group tells no one when it is empty.
+    A killed process leaves its group a moment after its signal, and a group tells no one when it is empty.
     """
-    for delay_s in (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 4.0):
+    for delay_s in DELAYS_S:
+        if remove(groups):
+            return True
+        for group in groups:
+            kill(group)
+        time.sleep(delay_s)
+    return remove(groups)
+
+
+async def dissolve(groups: list[Path]) -> None:
+    """`end` for an event loop. Raises SandboxError if that does not end."""
+    for delay_s in DELAYS_S:
         if remove(groups):
             return
         for group in groups:

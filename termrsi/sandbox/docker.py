@@ -198,12 +198,12 @@ class DockerSandbox:
 
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the engine's reason."""
-        self._live_shell()
+        self._live_shell().check()
         await self._call(lambda: self._put(Path(source), PurePosixPath("/", target)))
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the engine's reason."""
-        self._live_shell()
+        self._live_shell().check()
         await self._call(lambda: self._get(source, Path(target)))
 
     async def kill_processes(self) -> int:

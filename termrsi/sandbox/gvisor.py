@@ -19,6 +19,7 @@ import struct
 import subprocess
 import tarfile
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,12 +46,13 @@ CONTAINER = (
     "sandbox"  # the same for all: a restored process goes on to belong to the one it was saved in. runsc's directory differs.
 )
 CALL_S = 30.0  # a gVisor that lost one of its own processes may never answer
+COPY_S = 300.0  # for as much as a disk holds
 CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
 CANNOT = {
     "disk limit": "what is written is kept in memory, and bounded with it",
     "life at its limits": "gVisor itself bounds neither memory nor processes: the kernel ends what exceeds them, the whole sandbox",
     "read-only switches": "what stands in its /proc/sys and /sys is gVisor's own, and may be written: no file of the host",
-    "unkillable process 1": "gVisor lets a root process send SIGKILL to process 1: the sandbox is lost then",
+    "unkillable process 1": "gVisor lets a root process send SIGKILL to process 1: it is lost, as by a fault of the machine",
     "holes": "files leave as an archive, in full: `get` refuses one that is larger than the disk allowed",
     "hidden process 1": "process 1 is a root process of the sandbox, and has nothing of ours but its pipes",
     "coreutils' ls and stat": "gVisor of 2022 refuses a flag of theirs: where it does, BusyBox's stand in their place",
@@ -199,12 +201,12 @@ class GvisorSandbox:
 
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
-        self._live_shell()
+        self._live_shell().check()
         await self._jobs.run(lambda: self._put(Path(source), str(PurePosixPath("/", target))))
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
-        self._live_shell()
+        self._live_shell().check()
         await self._jobs.run(lambda: self._get(source, Path(target)))
 
     async def kill_processes(self) -> int:
@@ -369,11 +371,16 @@ class GvisorSandbox:
     async def _look_after(self, namespace: asyncio.subprocess.Process, generation: int) -> None:
         await namespace.wait()
         if generation == self._generation:
-            why = f"runsc ended: {self._last_words()}"
-            if self._shell is not None:
-                self._shell.lose(why)
-            if self._keeper is not None:
-                self._keeper.lose(why)
+            self._lose(f"runsc ended: {self._last_words()}")
+
+    def _lose(self, why: str) -> None:
+        """For good. Spoiled, if what ran inside came to the end of its memory or processes: see CANNOT."""
+        limits = cgroups.exceeded(self._groups)
+        why += f"; out of {' and '.join(sorted(limits))}" if limits else ""
+        if self._shell is not None:
+            self._shell.lose(why, spoiled=bool(limits))
+        if self._keeper is not None:
+            self._keeper.lose(why, spoiled=bool(limits))
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
@@ -393,14 +400,17 @@ class GvisorSandbox:
         return ["nsenter", *(f"--{kind}={spaces / name}" for kind, name in names.items()), *self._program(), *arguments]
 
     def _runsc(self, *arguments: str) -> str:
-        argv = self._inside(*arguments)
+        return self._called(self._inside(*arguments), f"runsc {arguments[0]}", CALL_S, stdin=subprocess.DEVNULL).stdout
+
+    def _called(self, argv: list[str], what: str, limit_s: float, **streams: Any) -> subprocess.CompletedProcess[str]:
+        """Raises SandboxError if it fails, or does not end in time."""
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=CALL_S, check=False)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, **streams)
         except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"runsc {arguments[0]} took longer than {CALL_S:.0f} s", self._id) from error
+            raise SandboxError(f"{what}: took longer than {limit_s:.0f} s", self._id) from error
         if done.returncode != 0:
-            raise SandboxError(f"runsc {arguments[0]}: {done.stderr[-1000:].strip() or done.returncode}", self._id)
-        return done.stdout
+            raise SandboxError(f"{what}: {done.stderr[-1000:].strip() or done.returncode}", self._id)
+        return done
 
     def _exec(self, script: str, *arguments: str) -> list[str]:
         return self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", script, "termrsi", *arguments)
@@ -409,11 +419,7 @@ class GvisorSandbox:
         """As `files.signatures`."""
         places = (*(f"{place}/*" for place in watched.REPORTED_IN), *(f"{place}/*.pth" for place in watched.PATH_FILES_IN))
         argv = self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", SIGNATURES, "termrsi", *places)
-        said = subprocess.run(
-            argv, input="\n".join((*watched.RELIED_ON, *watched.REPORTED, "")), capture_output=True, text=True, check=False
-        )
-        if said.returncode != 0:
-            raise SandboxError(f"the watched files cannot be read: {said.stderr.strip()}", self._id)
+        said = self._called(argv, "look at the watched files", CALL_S, input="\n".join((*watched.RELIED_ON, *watched.REPORTED, "")))
         return dict(line.split("\t", 1) for line in said.stdout.splitlines() if "\t" in line)
 
     def _put(self, source: Path, target: str) -> None:
@@ -424,22 +430,15 @@ class GvisorSandbox:
         with tempfile.SpooledTemporaryFile(max_size=1 << 24) as spool:
             files.pack([(name or str(path.relative_to(source)), path) for path in paths], spool)
             spool.seek(0)
-            done = subprocess.run(
-                self._exec(PUT, target, name),
-                stdin=spool,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-        if done.returncode != 0:
-            raise SandboxError(f"put {source} -> {target}: {done.stderr.strip()}", self._id)
+            self._called(self._exec(PUT, target, name), f"put {source} -> {target}", COPY_S, stdin=spool)
 
     def _get(self, source: str, target: Path) -> None:
         with tempfile.TemporaryFile() as said:
             program = subprocess.Popen(self._exec(GET, source), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
             assert program.stdout is not None
             error: Exception | None = None
+            timer = threading.Timer(COPY_S, program.kill)  # its output ends then
+            timer.start()
             try:
                 with tarfile.open(fileobj=program.stdout, mode="r|") as archive:
                     first = archive.next()
@@ -453,6 +452,7 @@ class GvisorSandbox:
             except (tarfile.TarError, OSError) as caught:
                 error = caught
             finally:
+                timer.cancel()
                 program.stdout.close()
                 if error is not None:
                     program.kill()

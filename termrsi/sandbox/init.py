@@ -43,6 +43,9 @@ READ_ONLY_PROC = ("sys", "irq", "bus", "fs", "sysrq-trigger", "acpi", "scsi")
 HIDDEN_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug")
 MESSAGE_BYTES = 1 << 17
 LINGER_S = 10.0
+# A file costs the kernel about 1 KiB that counts as the sandbox's memory and that no process's end gives back: with as many as the
+# layer's own pages, empty ones fill no more than the disk's share of it.
+INODES_PER_MB = 256
 LIBC = ctypes.CDLL(None, use_errno=True)
 Request = dict[str, Any]  # Any: parsed JSON, from the owner only
 Reply = dict[str, object]
@@ -212,7 +215,13 @@ def build_root(request: Request) -> tuple[int, int]:
     """Mounts everything and pivots into it. Returns descriptors of the new root and of the writable layer's directory."""
     check(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "make mounts private")
     base = request["base"]
-    mount("termrsi", base, "tmpfs", NOSUID | NODEV, f"size={request['disk_mb']}m,mode=0700")
+    mount(
+        "termrsi",
+        base,
+        "tmpfs",
+        NOSUID | NODEV,
+        f"size={request['disk_mb']}m,nr_inodes={request['disk_mb'] * INODES_PER_MB},mode=0700",
+    )
     base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
     base = f"/proc/self/fd/{base_fd}"
     for name in ("root", "upper", "work"):

@@ -13,10 +13,11 @@ import shlex
 import string
 from pathlib import Path
 
-from termrsi.errors import SandboxError
+from termrsi.errors import SandboxError, SandboxSpoiled
 from termrsi.sandbox.stream_wire import LAUNCH, READ_BYTES
 
 MESSAGE_BYTES, DRAINS = 4096, 64
+ANSWER_S = 30.0  # of a process 1 that lives, however loaded its machine
 PIPES = ("in", "out", "ctl", "reply")
 PLACE = "/.termrsi"
 BUSYBOX = f"{PLACE}/busybox"
@@ -87,7 +88,7 @@ class Keeper:
             self._fds[name] = os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._lock = asyncio.Lock()
         self._awaited: asyncio.Future[str] | None = None
-        self._lost = ""
+        self._lost: SandboxError | None = None
 
     async def ask(
         self,
@@ -98,12 +99,13 @@ class Keeper:
         seconds: float = 0.0,
         signal: int = 0,
         path: str = "",
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
     ) -> str:
-        """What process 1 answers. Raises SandboxError if it does not within `timeout_s`."""
+        """What process 1 answers. Raises SandboxError if it does not within `timeout_s` (None: ANSWER_S)."""
+        timeout_s = ANSWER_S if timeout_s is None else timeout_s
         async with self._lock:
-            if self._lost:
-                raise SandboxError(f"lost: {self._lost}", "sandbox.gvisor")
+            if self._lost is not None:
+                raise type(self._lost)(*self._lost.args)
             nonce = os.urandom(8).hex()
             loop = asyncio.get_running_loop()
             answered = self._awaited = loop.create_future()
@@ -131,11 +133,12 @@ class Keeper:
                 if "reply" in self._fds:
                     loop.remove_reader(self._fds["reply"])
 
-    def lose(self, why: str) -> None:
-        """Nobody answers any more: who waits, and whoever asks later, gets SandboxError at once."""
-        self._lost = self._lost or why
+    def lose(self, why: str, *, spoiled: bool = False) -> None:
+        """Nobody answers any more: who waits, and whoever asks later, gets SandboxError, or SandboxSpoiled, at once."""
+        if self._lost is None:
+            self._lost = (SandboxSpoiled if spoiled else SandboxError)(f"lost: {why}", "sandbox.gvisor")
         if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_exception(SandboxError(f"lost: {why}", "sandbox.gvisor"))
+            self._awaited.set_exception(type(self._lost)(*self._lost.args))
 
     def begin_shell(self, cwd: str) -> "ShellStream":
         """A new bash in `cwd`; what was left in the pipes of the one before goes unread."""

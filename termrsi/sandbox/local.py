@@ -8,6 +8,7 @@ last process, however that ends. It counts as memory: the memory group allows `m
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from termrsi import watched
-from termrsi.errors import ConfigError, SandboxError
+from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot
 from termrsi.sandbox import cgroups, files, host, layers, tree
@@ -130,14 +131,18 @@ class LocalSandbox:
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_control()
+        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.put(self._root_fd, Path(source), target))
         except OSError as error:
-            raise SandboxError(f"put {source} -> {target}: {error}", self._id) from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # its own disk: the writable layer is the sandbox's alone
+            kind = SandboxSpoiled if full else SandboxError
+            raise kind(f"put {source} -> {target}: {error}", self._id) from error
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_control()
+        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target)))
         except OSError as error:
@@ -239,8 +244,13 @@ class LocalSandbox:
         await self._jobs.run(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
         self._shell = Shell(self, FdWire(self._start_bash), self._workdir, options.output_limit_bytes)
         self._control.on_exit = self._shell.ended
-        self._control.on_lost = lambda: self._live_shell().lose("process 1 has ended")
+        self._control.on_lost = self._lose
         await self._shell.start(self._restored_state)
+
+    def _lose(self) -> None:
+        """Process 1 is spared where memory is short, but what it asks of the kernel may be refused."""
+        limits = cgroups.exceeded(self._groups)
+        self._live_shell().lose(f"process 1 has ended{'; out of memory' if 'memory' in limits else ''}", spoiled="memory" in limits)
 
     def _prepare(self) -> Path:
         """What needs the disk: the base tree, the layers with a reference to each, the groups."""
@@ -325,8 +335,6 @@ def reap(owner: str | None = None, state_dir: Path | str | None = None, *, snaps
     removed = []
     for parent in cgroups.parents():
         for group in sorted(parent.glob("*-*-*-*")) if parent.is_dir() else []:
-            if layers.is_left_over(group.name, owner):
-                cgroups.kill(group)
-                if cgroups.remove([group]):
-                    removed.append(str(group))
+            if layers.is_left_over(group.name, owner) and cgroups.end([group]):
+                removed.append(str(group))
     return removed + layers.reap(layers.state_dir(state_dir), owner, snapshots=snapshots)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from termrsi.errors import SandboxError
+from termrsi.errors import SandboxError, SandboxSpoiled
 from termrsi.records import CommandResult
 from termrsi.sandbox.script import EXIT_SIGNAL, UNWIND_SIGNAL, Places
 
@@ -143,7 +143,10 @@ class Collector:
 
 
 class Shell:
-    """Runs commands one at a time in a bash that its `wire` starts. Raises SandboxError once `lose` was called."""
+    """Runs commands one at a time in a bash that its `wire` starts. Raises SandboxError once `lose` was called.
+
+    A bash that cannot be started again where one ran before raises SandboxSpoiled: it was taken away from inside.
+    """
 
     def __init__(self, host: Host, wire: Wire, cwd: str, output_limit_bytes: int) -> None:
         self._host = host
@@ -157,7 +160,8 @@ class Shell:
         self._nonce = ""
         self._done: asyncio.Future[tuple[int, bool]] | None = None  # (status, whether the shell itself has ended)
         self._collector = Collector(output_limit_bytes)
-        self._lost = ""
+        self._lost: SandboxError | None = None
+        self._began = False  # a bash has answered before
         self._closed = False
         self._dead = False  # bash has ended, and none was started in its place
         self.pid = 0  # of bash, as the sandbox numbers its processes
@@ -167,8 +171,9 @@ class Shell:
         try:
             await self._start(state)
         except SandboxError as error:  # nothing answers any more: later commands must not wait for it
-            self.lose(f"no bash: {error.what}")
+            self.lose(f"no bash: {error.what}", spoiled=isinstance(error, SandboxSpoiled))
             raise
+        self._began = True
 
     async def _start(self, state: bytes | None) -> None:
         self._done = self._loop.create_future()
@@ -182,7 +187,8 @@ class Shell:
         except TimeoutError as error:
             raise SandboxError(f"bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
         if ended:
-            raise SandboxError("bash ended at once", "sandbox.shell", "bash must be at /bin/bash")
+            kind = SandboxSpoiled if self._began else SandboxError
+            raise kind("bash ended at once", "sandbox.shell", "bash must be at /bin/bash")
 
     async def join(self, standing: Standing) -> None:
         """Goes on with a bash that its wire has been joined to: a restored one. Raises SandboxError if it does not answer."""
@@ -195,6 +201,7 @@ class Shell:
         except TimeoutError as error:
             self.lose("the restored bash does not answer")
             raise SandboxError(f"the restored bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
+        self._began = True
 
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncIterator[Standing]:
@@ -256,7 +263,7 @@ class Shell:
     async def restart(self, state: bytes = b"") -> None:
         """A new bash in place of one whose processes have been ended."""
         async with self._lock:
-            self._check()
+            self.check()
             await self.start(state)
 
     def ended(self, status: int) -> None:
@@ -265,12 +272,24 @@ class Shell:
         if self._done is not None and not self._done.done():
             self._done.set_result((status, True))
 
-    def lose(self, why: str) -> None:
-        """The sandbox is gone: the present command and all later ones raise SandboxError."""
-        self._lost = self._lost or why
+    def lose(self, why: str, *, spoiled: bool = False) -> None:
+        """The sandbox is gone: the present command and all later ones raise SandboxError, or, if what ran in it did that,
+        SandboxSpoiled."""
+        if self._lost is None:
+            self._lost = (SandboxSpoiled if spoiled else SandboxError)(f"lost: {why}", "sandbox.shell")
         if self._done is not None and not self._done.done():
-            self._done.set_exception(SandboxError(f"lost: {why}", "sandbox.shell"))
+            self._done.set_exception(self._again())
             self._done.exception()  # seen: the caller may have gone
+
+    def check(self) -> None:
+        """Raises what `lose` was told."""
+        if self._lost is not None:
+            raise self._again()
+
+    def _again(self) -> SandboxError:
+        """One of its own for each caller: an exception raised twice would gather both tracebacks."""
+        assert self._lost is not None
+        return type(self._lost)(*self._lost.args)
 
     def close(self) -> None:
         """Gives the descriptors back."""
@@ -323,13 +342,9 @@ class Shell:
         return True
 
     async def _revive(self) -> None:
-        self._check()
+        self.check()
         if self._dead:
             await self.start(self._wire.keep())
-
-    def _check(self) -> None:
-        if self._lost:
-            raise SandboxError(f"lost: {self._lost}", "sandbox.shell")
 
     def _write(self, lines: str, command: bytes | None = None) -> None:
         """Script for the shell, and a report at its end."""

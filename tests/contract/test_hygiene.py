@@ -1,14 +1,16 @@
 """No forger scores: what an agent may leave behind for the verifier, on every backend, with the real verifier."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from termrsi import sandbox
+from termrsi.errors import SandboxSpoiled
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.reward.verifier import HarborVerifier
-from tests.contract.backends import OWNER, Make, local_kit
+from tests.contract.backends import OWNER, Kit, Make, local_kit
 
 TEST = """#!/bin/bash
 if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then r=1; else r=0; fi
@@ -125,6 +127,28 @@ async def test_what_is_seen_scores_nothing(box: Sandbox, task: TaskSpec, kind: s
     assert (verdict.strict, verdict.reward, verdict.passed) == (False, 0.0, ())
     real = {"/usr/bin/python3": "/usr/bin/python3."}.get(path, path)  # a backend may tell of the file or of the name
     assert any(one == path or one.startswith(real) for one in verdict.replaced)
+
+
+# What leaves no sandbox to look into: the agent's failure, not a machine's. Where the disk or the end is shared, see CANNOT.
+SPOILED = {
+    "no bash": ("rm /bin/bash; exit", ""),
+    "a bash that is none": ("echo nothing > /tmp/b; chmod -x /tmp/b; mv /tmp/b /bin/bash; kill -9 $$", ""),
+    "no room": ("head -c 900M /dev/zero > /tmp/fill", "disk limit"),
+    "no names": ("i=0; while : > /tmp/f$((i++)); do :; done 2> /dev/null; mkdir /logs/x /tests", "disk limit"),
+    "no memory": ("/usr/bin/python3 -c 'b = []\nwhile True: b.append(bytearray(16 << 20))'", ""),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+async def test_a_sandbox_that_the_agent_spoiled_scores_nothing(make: Make, kit: Kit, task: TaskSpec, kind: str) -> None:
+    attack, cannot = SPOILED[kind]
+    if cannot in kit.cannot:
+        return
+    box = await make(memory_mb=256, disk_mb=64)
+    with contextlib.suppress(SandboxSpoiled):
+        await box.run(attack, 20.0)
+    verdict = await HarborVerifier().verify(box, task)
+    assert (verdict.strict, verdict.reward) == (False, 0.0)
 
 
 async def test_what_was_replaced_before_a_snapshot_is_still_seen_after_it(make: Make, task: TaskSpec) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import EngineError, SandboxError
+from termrsi.errors import EngineError, SandboxError, SandboxSpoiled
 from termrsi.harness import group, variants
 from termrsi.harness.episode import Check, Episode, first_prompt
 from termrsi.harness.parse import FEEDBACK, FormatError
@@ -235,6 +235,13 @@ async def test_a_machine_fault_is_raised(chat: ChatFormat) -> None:
         await play(chat, [LS], machine=Machine([SandboxError("lost")]))
     with pytest.raises(EngineError, match="over"):
         await play(chat, [])
+
+
+async def test_a_sandbox_that_the_agent_spoiled_ends_the_episode(chat: ChatFormat) -> None:
+    rollout, _ = await play(chat, [LS, LS, "DONE"], machine=Machine([CommandResult(0, "ok\n"), SandboxSpoiled("no bash")]))
+    assert rollout.stop is StopReason.sandbox_spoiled
+    assert [(turn.command, turn.observation) for turn in rollout.turns] == [("ls", "[exit 0]\nok"), ("ls", "")]
+    assert sum(len(chunk.ids) for chunk in rollout.chunks) > 0  # what led there is trained on
 
 
 class Verdicts:

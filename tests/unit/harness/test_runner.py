@@ -53,6 +53,7 @@ class Bench:
     """A runner and everything it stands on."""
 
     lost_at: dict[int, int] = field(default_factory=dict)
+    spoiled: frozenset[int] = frozenset()
     size: int = 16
     verifier: FakeVerifier = field(default_factory=FakeVerifier)
     generator: FakeGenerator = field(default_factory=FakeGenerator)
@@ -60,7 +61,7 @@ class Bench:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        self.world = FakeWorld(lost_at=self.lost_at)
+        self.world = FakeWorld(lost_at=self.lost_at, spoiled=self.spoiled)
         self.pool = FakePool(self.world, self.size)
         chat = ChatFormat(FakeTokenizer())
         self.runner = Runner(self.pool, self.verifier, self.generator, chat, retries=self.retries, concurrency=self.concurrency)
@@ -96,6 +97,18 @@ async def test_a_lost_sandbox_is_replaced_by_a_fresh_one(command: int) -> None:
     assert result.rollout.attempt == 2
     assert [turn.command for turn in result.rollout.turns] == ["solve", None]  # of the second attempt alone
     assert bench.world.leases == 2
+    assert bench.nothing_is_held()
+
+
+@pytest.mark.parametrize("command", [1, 2, 3], ids=["agent's command", "verifier's first", "verifier's second"])
+async def test_a_sandbox_that_the_agent_spoiled_is_scored_at_once(command: int) -> None:
+    bench = await Bench(lost_at={1: command}, spoiled=frozenset({1})).serve(HALF)
+    result = await bench.one(specs_of(keep_snapshot=True)[0])
+    assert (result.verdict.strict, result.verdict.reward, result.verdict.source) == (False, 0.0, "spoiled")
+    assert result.rollout.attempt == 1
+    assert (result.rollout.stop is StopReason.sandbox_spoiled) == (command == 1)
+    assert (result.rollout.snapshot is None) == (command == 1)
+    assert bench.world.leases == 1
     assert bench.nothing_is_held()
 
 

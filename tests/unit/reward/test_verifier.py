@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import TaskError, VerifierError
+from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, EnvironmentSpec, Snapshot, TaskSpec
 from termrsi.reward.verifier import HarborVerifier, load_spec, read_reward, read_verdict
@@ -24,9 +24,10 @@ class FolderSandbox:
         self.root = root
         self.events: list[str] = []
         self.changed: list[str] = []
+        self.fault: SandboxError | None = None
 
     def moved(self, text: str) -> str:
-        return re.sub(r"(?<![\w.}])/(logs|tests|app)\b", rf"{self.root}/\1", text)
+        return re.sub(r"(?<![\w.}])/(logs|tests|app|\.room)\b", rf"{self.root}/\1", text)
 
     async def start(self) -> None: ...
 
@@ -42,6 +43,11 @@ class FolderSandbox:
 
     async def put(self, source: Path | str, target: str) -> None:
         self.events.append(f"put {target}")
+        if target == "/.room":
+            if self.fault is not None:
+                raise self.fault
+            shutil.copy2(source, self.moved(target))
+            return
         shutil.copytree(source, self.moved(target), dirs_exist_ok=True)
         for path in Path(self.moved(target)).rglob("*.sh"):
             path.write_bytes(self.moved(path.read_bytes().decode()).encode())
@@ -93,6 +99,18 @@ async def test_partial_result(box: FolderSandbox, make: Make) -> None:
     verdict = await HarborVerifier().verify(box, make(f"#!/bin/bash\n{REPORT}echo 0 > /logs/verifier/reward.txt\nexit 3\n"))
     assert (verdict.strict, verdict.reward, verdict.source) == (False, 0.0, "ctrf")
     assert (verdict.passed, verdict.failed, verdict.skipped) == (("a",), ("b",), ("c",))
+
+
+async def test_a_sandbox_without_room_is_the_agents_failure_where_the_disk_was_its_own(box: FolderSandbox, make: Make) -> None:
+    task = make("echo 1 > /logs/verifier/reward.txt\n")
+    assert (await HarborVerifier().verify(box, task)).strict
+    assert not (box.root / ".room").exists()
+    box.fault = SandboxSpoiled("no space left")
+    verdict = await HarborVerifier().verify(box, task)
+    assert (verdict.strict, verdict.reward, verdict.source) == (False, 0.0, "spoiled")
+    box.fault = SandboxError("the engine's disk is full")
+    with pytest.raises(SandboxError, match="engine"):
+        await HarborVerifier().verify(box, task)
 
 
 async def test_official_reward_decides_strictness(box: FolderSandbox, make: Make) -> None:
