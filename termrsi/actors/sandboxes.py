@@ -100,14 +100,14 @@ class SandboxActor:
         sandbox = self._leased.pop(sandbox_id, None)
         self._asked = {r: a for r, a in self._asked.items() if not (self._granted(r) and a.result().id == sandbox_id)}
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
-            await fork.close()
+            await self._pool.release(fork)
         if sandbox is not None:
             await self._pool.release(sandbox)
 
     async def close_fork(self, sandbox_id: str) -> None:
         found = [forks.pop(sandbox_id) for forks in self._forks.values() if sandbox_id in forks]
         for fork in found:
-            await fork.close()
+            await self._pool.release(fork)
 
     async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
         return await self._of(sandbox_id).run(command, timeout_s)
@@ -116,7 +116,7 @@ class SandboxActor:
         return await self._of(sandbox_id).snapshot()
 
     async def fork(self, sandbox_id: str, n: int) -> list[str]:
-        forks = await self._of(sandbox_id).fork(n)
+        forks = await self._pool.fork(self._of(sandbox_id), n)
         self._forks.setdefault(sandbox_id, {}).update({f.id: f for f in forks})
         return [f.id for f in forks]
 
@@ -143,9 +143,6 @@ class SandboxActor:
         await self._pool.discard(snapshot)
 
     async def close(self) -> None:
-        for forks in list(self._forks.values()):
-            for fork in list(forks.values()):
-                await fork.close()
         await self._pool.close()
 
     def _of(self, sandbox_id: str) -> Sandbox:

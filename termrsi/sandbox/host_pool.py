@@ -118,6 +118,26 @@ class HostPool:
                 self._kept.remove(one)
                 self._requests.pop(one, None)
 
+    async def fork(self, sandbox: Sandbox, n: int) -> list[Sandbox]:
+        """`Sandbox.fork` of a leased one. Each copy counts against the pool until it is released, and is ended with it.
+
+        It does not wait for a place: see `pool`. Raises SandboxError, leaving none.
+        """
+        number = self._ids.get(sandbox.id)
+        if number is None:
+            raise SandboxError("is not leased", sandbox.id)
+        request = self._places[number].request
+        forks = await sandbox.fork(n)
+        try:
+            numbers = [self._pool.forked(number, time.monotonic()) for _ in forks]
+        except ValueError as error:  # released, or its time was over, meanwhile
+            await asyncio.gather(*(fork.close() for fork in forks))
+            raise SandboxError(str(error), sandbox.id) from error
+        for fork, its_number in zip(forks, numbers, strict=True):
+            self._places[its_number] = _Place(request, fork)
+            self._ids[fork.id] = its_number
+        return forks
+
     async def release(self, sandbox: Sandbox) -> None:
         """Closed on return; a second release does nothing. Raises SandboxError if it could not be closed: then it is in doubt."""
         number = self._ids.pop(sandbox.id, None)
@@ -148,6 +168,11 @@ class HostPool:
             await asyncio.gather(self._watchdog, return_exceptions=True)
         while self._jobs:
             await asyncio.gather(*self._jobs, return_exceptions=True)
+        # In doubt: once more, and then it is the next reaper's.
+        await asyncio.gather(
+            *(self._spawn(self._end(number, place, "pool closed")) for number, place in list(self._places.items())),
+            return_exceptions=True,
+        )
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:

@@ -7,8 +7,12 @@ again on each tick, until it is given up. No sandbox is leased twice.
 
 Starts that fail by the machine's fault are tried again, after a pause that doubles with each failure in a row.
 
-Invariants: never more than `size` sandboxes, nor more cost than `capacity`, that are not gone; a request is answered once (granted,
-refused, or withdrawn), in the order of requests among those of the same cost; facts about a sandbox that has left are ignored.
+A fork counts as a sandbox of its own as soon as it lives, also where there is no room: who forks holds a lease, and would wait for
+others who hold theirs and wait as well.
+
+Invariants: nothing is started beyond `size` sandboxes, nor beyond a cost of `capacity`, that are not gone; a request is answered
+once (granted, refused, or withdrawn), in the order of requests among those of the same cost; facts about a sandbox that has left
+are ignored.
 """
 
 import enum
@@ -191,6 +195,16 @@ class Pool:
             return self._fill(now_s)
         return [self._grant(sandbox_id, one, one.granted_to, now_s), *self._fill(now_s)]
 
+    def forked(self, sandbox_id: int, now_s: float) -> int:
+        """A copy of a leased sandbox, which costs the same: its id. Raises ValueError if the sandbox is leased no more."""
+        one = self._live.get(sandbox_id)
+        if one is None or one.state is not State.LEASED:
+            raise ValueError("is not leased")
+        fork_id = self._new_id()
+        self._live[fork_id] = _Sandbox(State.LEASED, now_s, one.request, None)
+        self._take(one.request.cost)
+        return fork_id
+
     def failed(self, sandbox_id: int, now_s: float, *, again: bool) -> list[Command]:
         """It could not start. `again`: by the machine's fault, so that another start may succeed."""
         one = self._live.get(sandbox_id)
@@ -307,7 +321,7 @@ class Pool:
     def _start(self, asked_by: int, request: _Request, granted_to: int | None, now_s: float) -> Start:
         sandbox_id = self._new_id()
         self._live[sandbox_id] = _Sandbox(State.STARTING, now_s, request, granted_to)
-        self._used = Cost(self._used.memory_mb + request.cost.memory_mb, self._used.disk_mb + request.cost.disk_mb)
+        self._take(request.cost)
         if granted_to is None:
             self._unassigned.add(sandbox_id)
         else:
@@ -328,8 +342,10 @@ class Pool:
         one = self._live.pop(sandbox_id, None)
         self._unassigned.discard(sandbox_id)
         if one is not None:
-            cost = one.request.cost
-            self._used = Cost(self._used.memory_mb - cost.memory_mb, self._used.disk_mb - cost.disk_mb)
+            self._take(one.request.cost, -1)
+
+    def _take(self, cost: Cost, times: int = 1) -> None:
+        self._used = Cost(self._used.memory_mb + times * cost.memory_mb, self._used.disk_mb + times * cost.disk_mb)
 
     def _spare_of(self, kind: str) -> int | None:
         """One of a kind that no request has yet: a ready one before one that starts."""

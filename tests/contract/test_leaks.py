@@ -1,5 +1,6 @@
 """Random kills of commands, sandboxes and owners on every backend leave no process, mount, group, container, image or directory."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,15 +11,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.errors import SandboxError
+from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.sandbox import cgroups, docker_engine, reap
 from tests import docker_daemon
 from tests.contract.backends import OWNER, Kit
 
-KILLS = {"local": 150, "docker": 25, "gvisor": 25}
-ROUND_S = 60.0
+KILLS = {"local": 160, "docker": 15, "gvisor": 20}  # with 4 of actors and one of the daemon: 200
+ACTORS = 4
 
 
 class Owner:
@@ -85,9 +90,7 @@ def test_random_kills_leave_nothing(kit: Kit, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     owner = Owner(kit, scratch, 100)
-    # A process of gVisor's is not one of the agent's: its end leaves a sandbox that answers nothing until its time is up.
-    kinds = ["sandbox", "owner"] if kit.name == "gvisor" else ["command", "sandbox", "owner"]
-    killed = dict.fromkeys(kinds, 0)
+    killed = dict.fromkeys(["command", "sandbox", "owner"], 0)  # "command": on gVisor, any process of its own
     try:
         while sum(killed.values()) < KILLS[kit.name]:
             owner.hear("started")
@@ -112,6 +115,31 @@ def test_random_kills_leave_nothing(kit: Kit, tmp_path: Path) -> None:
     assert min(killed.values()) > 0, killed
     assert gone(kit) == []
     assert [path for path in Path(str(kit.options.get("state_dir", tmp_path))).rglob("*") if OWNER in path.name] == []
+
+
+@pytest.mark.ray
+async def test_killed_actors_leave_nothing(kit: Kit, tmp_path: Path, own_ray: None) -> None:
+    """The pool's actor, in the middle of its sandboxes' commands, snapshots and forks."""
+    if kit.name != "local":
+        return  # what ends there ends with the owner's process, whichever that is: see above
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    rng = random.Random(12)
+    options = SandboxOptions(
+        "local", 4, 256, 64, 64, network=False, cache_dir=str(tmp_path / "c"), state_dir=str(kit.options["state_dir"]), owner=OWNER
+    )
+    for _ in range(ACTORS):
+        actor: Any = SandboxActor.options(num_cpus=0.1, max_concurrency=100).remote(options)  # Any: Ray's handles are untyped
+        pool = RemotePool(actor)
+        leases = await asyncio.gather(*(pool.lease(TaskSpec("t", "f", "", "", EnvironmentSpec())) for _ in range(4)))
+        doing = [asyncio.ensure_future(lease.run("sleep 60 & setsid sleep 61 & sleep 62", 90.0)) for lease in leases[:2]]
+        doing += [asyncio.ensure_future(leases[2].snapshot()), asyncio.ensure_future(leases[3].fork(2))]
+        await asyncio.sleep(rng.random() * 0.2)  # at a random moment: that is the test
+        ray.kill(actor)
+        told = await asyncio.gather(*doing, return_exceptions=True)
+        assert all(isinstance(one, SandboxError) for one in told[:2])
+    assert gone(kit) == []
 
 
 @pytest.mark.docker

@@ -167,6 +167,40 @@ async def test_a_close_that_fails_is_done_again_before_its_place_is_free(pool: H
     await asyncio.wait_for(waiting, 5.0)
 
 
+async def test_what_is_in_doubt_is_closed_once_more_at_the_end(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await pool.lease(task())
+    close, failures = LocalSandbox.close, [OSError("groups")]
+
+    async def fails(one: LocalSandbox) -> None:
+        if failures:
+            raise failures.pop()
+        await close(one)
+
+    monkeypatch.setattr(LocalSandbox, "close", fails)
+    with pytest.raises(OSError, match="groups"):
+        await pool.release(box)
+    await pool.close()
+    with pytest.raises(SandboxError, match="lost"):
+        await box.run("true")
+    assert [group for parent in cgroups.parents() for group in parent.glob("pooltest-*")] == []
+
+
+async def test_forks_take_places_and_give_them_back(pool: HostPool) -> None:
+    box = await pool.lease(task())
+    await box.run("x=5")
+    forks = await pool.fork(box, 2)
+    assert [(await fork.run("echo $x")).output for fork in forks] == ["5\n", "5\n"]
+    waiting = asyncio.create_task(pool.lease(task()))
+    await pool.release(box)
+    await pool.release(forks[0])
+    await asyncio.wait_for(waiting, 5.0)  # 2 places: one is the last fork's
+    await pool.close()
+    with pytest.raises(SandboxError, match="lost"):
+        await forks[1].run("true")
+    with pytest.raises(SandboxError, match="not leased"):
+        await pool.fork(box, 1)
+
+
 async def test_more_than_the_host_has_waits_or_is_refused(tmp_path: Path) -> None:
     pool = HostPool(
         size=4,

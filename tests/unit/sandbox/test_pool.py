@@ -183,6 +183,25 @@ def test_requests_without_a_kind_share_nothing() -> None:
     assert pool.request("snapshot", 0.0)[1] == [Start(3, 2)]
 
 
+def test_a_fork_counts_beyond_the_size_too_and_keeps_others_waiting() -> None:
+    pool = Pool(1, {State.LEASED: 10.0}, Cost(100, 100))
+    request_id, (start,) = pool.request("a", 0.0, cost=Cost(60, 10))
+    assert isinstance(start, Start)
+    with pytest.raises(ValueError, match="not leased"):
+        pool.forked(start.sandbox_id, 0.0)
+    assert pool.started(start.sandbox_id, 0.0) == [Grant(start.sandbox_id, request_id)]
+    fork = pool.forked(start.sandbox_id, 5.0)
+    assert (pool.num_live, pool.in_use) == (2, Cost(120, 20))
+    _, commands = pool.request("b", 5.0, cost=Cost(60, 10))
+    assert commands == []
+    assert pool.release(start.sandbox_id, "released", 6.0) == [Close(start.sandbox_id, "released")]
+    assert pool.closed(start.sandbox_id, 6.0) == []  # the fork holds the place
+    assert [type(one) for one in pool.tick(15.5)] == [Late, Close]  # and has a deadline of its own
+    (start,) = pool.closed(fork, 16.0)
+    assert isinstance(start, Start)
+    assert (pool.num_live, pool.in_use) == (1, Cost(60, 10))
+
+
 def test_stop_closes_all_and_takes_no_more() -> None:
     pool = Pool(1)
     pool.request("a", 0.0)
