@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError, TaskError
-from termrsi.ports import Sandbox
-from termrsi.records import CommandResult, Snapshot
+from termrsi.records import Snapshot
 from termrsi.sandbox import compose, files, layers
+from termrsi.sandbox.base import Base
 from termrsi.sandbox.docker_engine import (
     CALL_S,
     HOST_LABEL,
@@ -42,7 +42,6 @@ from termrsi.sandbox.docker_engine import (
 )
 from termrsi.sandbox.image import key_of as image_key
 from termrsi.sandbox.init import listening
-from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.script import SCRIPT_FD
 from termrsi.sandbox.shell import Shell
@@ -131,45 +130,15 @@ def _limits(options: DockerOptions) -> dict[str, object]:
     }
 
 
-class DockerSandbox:
-    """Implements `ports.Sandbox`. Lives in the event loop that started it."""
+class DockerSandbox(Base[DockerOptions]):
+    """Implements `ports.Sandbox`."""
 
     def __init__(self, options: DockerOptions) -> None:
-        self._options = options
-        self._id = layers.label(options.owner)
+        super().__init__(options)
         self._api: Any = None  # Any: docker-py is not typed
-        self._shell: Shell | None = None
         self._state = b""
         self._before: list[str] = []  # watched paths that differ from the first image, in a restored one
         self._project: compose.Project | None = None
-        self._jobs = Jobs()
-        self._closed = False
-        self._closing: asyncio.Future[None] | None = None
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def start(self) -> None:
-        """Ready for `run` on return. Raises SandboxError, after giving back what it had."""
-        if self._closed or self._api is not None:
-            raise SandboxError("started twice, or after close", self._id)
-        try:
-            async with asyncio.timeout(self._options.start_timeout_s):
-                self._api = await asyncio.to_thread(client, self._options.engine)
-                workdir = await self._call(self._create)
-                self._shell = Shell(self, StreamWire(self._attach), workdir, self._options.output_limit_bytes)
-                await self._shell.start(self._state)
-        except TimeoutError as error:
-            await self.close()
-            raise SandboxError(f"could not start within {self._options.start_timeout_s:.0f} s", self._id) from error
-        except BaseException:
-            await self.close()
-            raise
-
-    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        """See `ports.Sandbox`. A command whose caller is cancelled makes the sandbox lost: close it."""
-        return await self._live_shell().run(command, timeout_s)
 
     async def snapshot(self) -> Snapshot:
         """Names the agent's processes with the container frozen, commits it, ends them, and starts a fresh shell.
@@ -179,22 +148,10 @@ class DockerSandbox:
         shell = self._live_shell()
         state = await shell.dump()
         snapshot_id = layers.label(self._options.owner)
-        snapshot = await self._call(lambda: self._commit(snapshot_id, state), undo=self._uncommit)
+        snapshot = await self._call(lambda: self._commit(snapshot_id, state), undo=self._discard)
         await self.kill_all()
         await shell.restart(state)
         return snapshot
-
-    async def fork(self, n: int) -> list[Sandbox]:
-        """n started copies of the present state; running processes are not in them. Raises SandboxError, leaving none."""
-        snapshot = await self.snapshot()
-        options = dataclasses.replace(self._options, image="", snapshot=snapshot)
-        copies = [DockerSandbox(options) for _ in range(n)]
-        try:
-            await all_started(copies)
-        finally:
-            # The copies hold the image; its name goes now, the rest of it with the last of them.
-            await asyncio.to_thread(discard, snapshot, self._options.engine)
-        return list(copies)
 
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the engine's reason."""
@@ -206,24 +163,10 @@ class DockerSandbox:
         self._live_shell().check()
         await self._call(lambda: self._get(source, Path(target)))
 
-    async def kill_processes(self) -> int:
-        """See `ports.Sandbox`."""
-        shell = self._live_shell()
-        count = await self.kill_all()
-        await shell.restart()
-        return count
-
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: what the engine says differs from the image, and what a snapshot says did so before it."""
         self._live_shell()
         return sorted(await self._call(self._replaced))
-
-    async def close(self) -> None:
-        """Removes the container; whoever calls it waits for the same end."""
-        self._closed = True
-        if self._closing is None or (self._closing.done() and failed(self._closing)):
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
 
     async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
         """For `shell.Shell`. By number alone: the engine's clock may be another's than ours."""
@@ -246,12 +189,21 @@ class DockerSandbox:
             raise SandboxError("a process could not be ended", self._id)
         return max(len(others) - 1, 0)
 
+    async def _start(self) -> None:
+        self._api = await asyncio.to_thread(client, self._options.engine)
+        workdir = await self._call(self._create)
+        self._shell = Shell(self, StreamWire(self._attach), workdir, self._options.output_limit_bytes)
+        await self._shell.start(self._state)
+
     async def _close(self) -> None:
-        if self._shell is not None:
-            self._shell.close()
-        await self._jobs.ended()
         if self._api is not None:
             await asyncio.to_thread(self._remove)
+
+    def _restored(self, snapshot: Snapshot) -> "DockerSandbox":
+        return DockerSandbox(dataclasses.replace(self._options, image="", snapshot=snapshot))
+
+    def _discard(self, snapshot: Snapshot) -> None:
+        discard(snapshot, self._options.engine)
 
     def _remove(self) -> None:
         from docker.errors import NotFound
@@ -262,11 +214,6 @@ class DockerSandbox:
             self._project.down()
         if self._options.snapshot is not None:
             forget(self._api, self._options.snapshot.digest)
-
-    def _live_shell(self) -> Shell:
-        if self._shell is None or self._closed:
-            raise SandboxError("lost, closed or not started", self._id)
-        return self._shell
 
     async def _call(self, function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """A call to the engine, in a thread; its errors as SandboxError. `undo`: of what it gives to a caller that has gone."""
@@ -406,9 +353,6 @@ class DockerSandbox:
             api.unpause(self._id)
         lost = tuple(name for name in names if not name.endswith(f" /dev/fd/{SCRIPT_FD}"))  # the shell itself goes on
         return Snapshot(snapshot_id, "docker", f"{SNAPSHOTS}:{tag}", image, lost, inspect(api, image)["Size"])
-
-    def _uncommit(self, snapshot: Snapshot) -> None:
-        discard(snapshot, self._options.engine)
 
     def _put(self, source: Path, target: PurePosixPath) -> None:
         kind = self._kind(str(target))

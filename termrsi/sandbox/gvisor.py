@@ -26,11 +26,10 @@ from typing import Any
 
 from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError
-from termrsi.ports import Sandbox
-from termrsi.records import CommandResult, Snapshot
+from termrsi.records import Snapshot
 from termrsi.sandbox import cgroups, files, host, keeper, layers, tree
+from termrsi.sandbox.base import Base
 from termrsi.sandbox.image import Image
-from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.keeper import Keeper, ShellStream
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.script import Places
@@ -114,13 +113,12 @@ class GvisorOptions(Options):
             raise ConfigError("image and snapshot are both given", "sandbox.gvisor", "a snapshot brings its image's layers")
 
 
-class GvisorSandbox:
-    """Implements `ports.Sandbox`. Lives in the event loop, and in the thread, that started it."""
+class GvisorSandbox(Base[GvisorOptions]):
+    """Implements `ports.Sandbox`. Lives in the thread, too, that started it."""
 
     def __init__(self, options: GvisorOptions, *, trusted_digest: bool = False) -> None:
-        self._options = options
+        super().__init__(options)
         self._trusted = trusted_digest  # a fork of a checkpoint that this process made a moment ago
-        self._id = layers.label(options.owner)
         self._state = layers.state_dir(options.state_dir) / "gvisor"
         self._home = self._state / "live" / self._id
         self._generation = 0  # of the namespace: each checkpoint ends one
@@ -130,35 +128,9 @@ class GvisorSandbox:
         self._root = ""
         self._groups: list[Path] = []
         self._keeper: Keeper | None = None
-        self._shell: Shell | None = None
         self._stream: ShellStream | None = None
         self._namespace: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._jobs = Jobs()
-        self._closed = False
-        self._closing: asyncio.Future[None] | None = None
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def start(self) -> None:
-        """Ready for `run` on return. Raises SandboxError, after giving back what it had."""
-        if self._closed or self._keeper is not None:
-            raise SandboxError("started twice, or after close", self._id)
-        try:
-            async with asyncio.timeout(self._options.start_timeout_s):
-                await self._start()
-        except (OSError, TimeoutError) as error:
-            await self.close()
-            raise SandboxError(f"could not start: {error or 'time-out'}", self._id) from error
-        except BaseException:
-            await self.close()
-            raise
-
-    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        """See `ports.Sandbox`. A command whose caller is cancelled makes the sandbox lost: close it."""
-        return await self._live_shell().run(command, timeout_s)
 
     async def snapshot(self) -> Snapshot:
         """Everything between two commands: files, shell, running processes. This sandbox goes on from its own checkpoint.
@@ -188,17 +160,6 @@ class GvisorSandbox:
             raise
         return snapshot
 
-    async def fork(self, n: int) -> list[Sandbox]:
-        """n started copies of the present state, running processes included. Raises SandboxError, leaving none."""
-        snapshot = await self.snapshot()
-        options = dataclasses.replace(self._options, image=None, snapshot=snapshot)
-        copies = [GvisorSandbox(options, trusted_digest=True) for _ in range(n)]
-        try:
-            await all_started(copies)
-        finally:
-            await asyncio.to_thread(discard, snapshot)  # a restored sandbox has read all of it
-        return list(copies)
-
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_shell().check()
@@ -209,25 +170,11 @@ class GvisorSandbox:
         self._live_shell().check()
         await self._jobs.run(lambda: self._get(source, Path(target)))
 
-    async def kill_processes(self) -> int:
-        """See `ports.Sandbox`."""
-        shell = self._live_shell()
-        count = await self.kill_all()
-        await shell.restart()
-        return count
-
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: by what gVisor says of each file, through a BusyBox that nothing inside can change."""
         self._live_shell()
         found = await self._jobs.run(self._signatures)
         return watched.differing(self._reference, found)
-
-    async def close(self) -> None:
-        """Ends everything; whoever calls it waits for the same end."""
-        self._closed = True
-        if self._closing is None or (self._closing.done() and failed(self._closing)):
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
 
     async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
         """For `shell.Shell`. By number alone: the sandbox's clock is another than ours."""
@@ -480,9 +427,7 @@ class GvisorSandbox:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.shield(self._watch)
 
-    async def _close(self) -> None:
-        if self._shell is not None:
-            self._shell.close()
+    def _stop(self) -> None:
         self._generation += 1
         if self._namespace is not None and self._namespace.returncode is None:
             # The first process of the namespace: the others end with it, and unshare, which waits for it, is the last.
@@ -492,17 +437,19 @@ class GvisorSandbox:
             for pid in first or [self._namespace.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-        await self._jobs.ended()
+
+    async def _close(self) -> None:
         await self._ended()
         if self._keeper is not None:
             self._keeper.close()
         await cgroups.dissolve(self._groups)
         await asyncio.to_thread(tree.remove, self._home)
 
-    def _live_shell(self) -> Shell:
-        if self._shell is None or self._closed:
-            raise SandboxError("lost, closed or not started", self._id)
-        return self._shell
+    def _restored(self, snapshot: Snapshot) -> "GvisorSandbox":
+        return GvisorSandbox(dataclasses.replace(self._options, image=None, snapshot=snapshot), trusted_digest=True)
+
+    def _discard(self, snapshot: Snapshot) -> None:
+        discard(snapshot)
 
     def _live_keeper(self) -> Keeper:
         if self._keeper is None or self._closed:

@@ -1,10 +1,8 @@
 """Blocking work of one sandbox in threads, known until it has done: that of a cancelled caller may still make something."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
-
-from termrsi.ports import Sandbox
 
 T = TypeVar("T")
 
@@ -34,21 +32,3 @@ class Jobs:
     async def ended(self) -> None:
         """Every thread has done, whatever became of it."""
         await asyncio.gather(*self._running, return_exceptions=True)
-
-
-async def all_started(boxes: Sequence[Sandbox]) -> None:
-    """Starts all at once. Whatever keeps one from it, a cancellation too, none is left."""
-    starts = [asyncio.ensure_future(box.start()) for box in boxes]
-    try:
-        await asyncio.gather(*starts)
-    except BaseException:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
-        await asyncio.gather(*(box.close() for box in boxes), return_exceptions=True)
-        raise
-
-
-def failed(done: "asyncio.Future[Any]") -> bool:  # Any: whatever it was to give
-    """Whether a future that is done has not done what it was for."""
-    return done.cancelled() or done.exception() is not None

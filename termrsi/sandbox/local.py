@@ -18,12 +18,11 @@ from pathlib import Path
 
 from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled
-from termrsi.ports import Sandbox
-from termrsi.records import CommandResult, Snapshot
+from termrsi.records import Snapshot
 from termrsi.sandbox import cgroups, files, host, layers, tree
+from termrsi.sandbox.base import Base
 from termrsi.sandbox.fd_wire import FdWire
 from termrsi.sandbox.image import Image
-from termrsi.sandbox.jobs import Jobs, all_started, failed
 from termrsi.sandbox.launcher import Control, shared
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.shell import Shell
@@ -51,49 +50,22 @@ class LocalOptions(Options):
             raise ConfigError("image and snapshot are both given", "sandbox.local", "a snapshot brings its image's layers")
 
 
-class LocalSandbox:
-    """Implements `ports.Sandbox`. Lives in the event loop that started it."""
+class LocalSandbox(Base[LocalOptions]):
+    """Implements `ports.Sandbox`."""
 
     def __init__(self, options: LocalOptions, *, trusted_digest: bool = False) -> None:
-        self._options = options
+        super().__init__(options)
         self._trusted = trusted_digest  # a fork of a snapshot that this process made a moment ago
         self._state_dir = layers.state_dir(options.state_dir)
-        self._id = layers.label(options.owner)
         self._layers: list[Path] = []
         self._root = ""
         self._env: dict[str, str] = {}
         self._workdir = ""
         self._groups: list[Path] = []
         self._control: Control | None = None
-        self._shell: Shell | None = None
         self._root_fd = self._upper_fd = self._process_fd = -1
-        self._jobs = Jobs()
         self._restored_state = b""
         self._reference: dict[str, str] = {}  # of the watched files, as the image has them
-        self._closed = False
-        self._closing: asyncio.Future[None] | None = None
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def start(self) -> None:
-        """Ready for `run` on return. Raises SandboxError, after giving back what it had."""
-        if self._closed or self._control is not None:
-            raise SandboxError("started twice, or after close", self._id)
-        try:
-            async with asyncio.timeout(self._options.start_timeout_s):
-                await self._start()
-        except (OSError, TimeoutError) as error:
-            await self.close()
-            raise SandboxError(f"could not start: {error or 'time-out'}", self._id) from error
-        except BaseException:
-            await self.close()
-            raise
-
-    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        """See `ports.Sandbox`. A command whose caller is cancelled makes the sandbox lost: close it."""
-        return await self._live_shell().run(command, timeout_s)
 
     async def snapshot(self) -> Snapshot:
         """Ends the agent's processes (named in `lost_processes`), copies the writable layer, and starts a fresh shell.
@@ -109,24 +81,12 @@ class LocalSandbox:
         snapshot_id = layers.label(self._options.owner)
         try:
             saved = tuple(str(name) for name in names)
-            snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, saved), undo=self._unsave)
+            snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, saved), undo=self._discard)
         except OSError as error:
             layers.discard(self._state_dir, snapshot_id)
             raise SandboxError(f"snapshot failed: {error}", self._id) from error
         await shell.restart(state)
         return snapshot
-
-    async def fork(self, n: int) -> list[Sandbox]:
-        """n started copies of the present state; running processes are not in them. Raises SandboxError, leaving none."""
-        snapshot = await self.snapshot()
-        options = dataclasses.replace(self._options, image=None, snapshot=snapshot)
-        copies = [LocalSandbox(options, trusted_digest=True) for _ in range(n)]
-        try:
-            await all_started(copies)
-        finally:
-            # The copies hold their own references to the layers.
-            layers.discard(self._state_dir, snapshot.id)
-        return list(copies)
 
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
@@ -148,34 +108,14 @@ class LocalSandbox:
         except OSError as error:
             raise SandboxError(f"get {source} -> {target}: {error}", self._id) from error
 
-    async def kill_processes(self) -> int:
-        """See `ports.Sandbox`."""
-        shell = self._live_shell()
-        count = await self.kill_all()
-        await shell.restart()
-        return count
-
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: by the kernel's own record of each file, read from outside."""
         self._live_control()
         found = await self._jobs.run(lambda: files.signatures(self._root_fd))
         return watched.differing(self._reference, found)
 
-    async def close(self) -> None:
-        """Ends everything; waits for process 1 and with it every other process and mount of the sandbox.
-
-        Whoever calls it waits for the same end; a caller that is cancelled does not stop it.
-        """
-        self._closed = True
-        if self._closing is None or (self._closing.done() and failed(self._closing)):
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
-
     async def _close(self) -> None:
-        if self._shell is not None:
-            self._shell.close()
-        # A cancelled caller's thread works on: it may still make a group, or hold a descriptor that is closed next.
-        await self._jobs.ended()
+        """Waits for process 1, and with it for every other process and mount of the sandbox."""
         if self._control is not None:
             if self._process_fd < 0:  # cancelled while it was being built: its process must be known to be seen to end
                 with contextlib.suppress(SandboxError, TimeoutError):
@@ -290,18 +230,16 @@ class LocalSandbox:
             root=self._root,
         )
 
-    def _unsave(self, snapshot: Snapshot) -> None:
+    def _restored(self, snapshot: Snapshot) -> "LocalSandbox":
+        return LocalSandbox(dataclasses.replace(self._options, image=None, snapshot=snapshot), trusted_digest=True)
+
+    def _discard(self, snapshot: Snapshot) -> None:
         layers.discard(self._state_dir, snapshot.id)
 
     def _live_control(self) -> Control:
         if self._control is None or self._closed or self._control.lost:
             raise SandboxError("lost, closed or not started", self._id)
         return self._control
-
-    def _live_shell(self) -> Shell:
-        if self._shell is None:
-            raise SandboxError("not started", self._id)
-        return self._shell
 
 
 async def _ended(process_fd: int) -> None:
