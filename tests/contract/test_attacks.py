@@ -201,8 +201,8 @@ async def test_many_memory_hogs(agent: Sandbox, kit: Kit, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("where", ["/tmp", "/app", "/dev/shm"])
 async def test_a_full_disk(make: Make, agent: Sandbox, kit: Kit, where: str) -> None:
-    if kit.name == "docker" and where == "/app":
-        where = "/dev/shm"  # the writable layer has no limit there, and the test must not fill the host's disk
+    if "disk limit" in kit.cannot and where != "/dev/shm":
+        return  # it is not the sandbox's own disk, and the test must not fill the host's
     with contextlib.suppress(SandboxError):
         await agent.run(f"head -c 900M /dev/zero > {where}/fill", 60.0)
         if "disk limit" not in kit.cannot:
@@ -212,9 +212,9 @@ async def test_a_full_disk(make: Make, agent: Sandbox, kit: Kit, where: str) -> 
 
 
 async def test_very_many_files(agent: Sandbox, kit: Kit, tmp_path: Path) -> None:
-    attack = "import itertools\nfor i in range(200000):\n    open(f'/tmp/f{i}', 'w').close()\n"
+    attack = "for i in range(200000):\n    open(f'/tmp/f{i}', 'w').close()\n"
     with contextlib.suppress(SandboxError):
-        await script(agent, attack, tmp_path, 15.0)
+        await script(agent, attack, tmp_path, 5.0)
         await agent.run("find /tmp -name 'f*' -delete", 60.0)
     await works(agent, kit, may_be_lost=True)
 
@@ -254,7 +254,7 @@ STORM = """
 import os, signal, time
 for name in (signal.SIGUSR1, signal.SIGALRM, signal.SIGWINCH, signal.SIGCONT):
     signal.signal(name, lambda *a: None)
-signal.setitimer(signal.ITIMER_REAL, 1e-6, 1e-6)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
 end = time.monotonic() + 1.0
 while time.monotonic() < end:
     for pid in (1, os.getppid(), 0):
@@ -269,7 +269,7 @@ print("done")
 
 
 async def test_storms_of_signals_and_timers(agent: Sandbox, kit: Kit, tmp_path: Path) -> None:
-    await script(agent, STORM, tmp_path)
+    await script(agent, STORM, tmp_path, 3.0)  # a storm of signals may well leave no time to come to its end
     assert (await agent.run("echo fine", 20.0)).output == "fine\n"
     await works(agent, kit)
 

@@ -94,7 +94,7 @@ def test_random_kills_leave_nothing(kit: Kit, tmp_path: Path) -> None:
     try:
         while sum(killed.values()) < KILLS[kit.name]:
             owner.hear("started")
-            time.sleep(rng.random() * 0.3)  # at a random moment: that is the test
+            time.sleep(rng.random() * 0.2)  # at a random moment: that is the test
             what = rng.choice(list(killed))
             found = processes(kit)
             if what == "owner":

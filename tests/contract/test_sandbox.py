@@ -431,11 +431,11 @@ async def test_forks(make: Make, kit: Kit) -> None:
 async def test_descriptors_are_given_back(make: Make) -> None:
     await (await make()).close()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
+    for _ in range(4):
         box = await make()
         await box.run("exit 1")
         await box.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 4  # another part of this process may have opened one meanwhile
 
 
 async def test_a_cancelled_command_loses_the_sandbox(make: Make) -> None:
