@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -211,6 +212,13 @@ async def test_a_compose_files_services_run_beside(
     ask = "/usr/bin/python3 -c \"import socket; print(socket.create_connection(('web', 80), 5).recv(9).decode())\""
     assert (await box.run(f"until {ask} 2>/dev/null; do sleep 0.1; done; echo $GIVEN $FROM_FILE", 20.0)).output == "beside\n1 1\n"
     assert (await box.run("timeout 2 bash -c 'echo > /dev/tcp/1.1.1.1/53'", 10.0)).exit_code != 0
+    with socket.socket() as server:  # on every address of the host: the bridge's is the nearest
+        server.bind(("0.0.0.0", 0))
+        server.listen()
+        there = (await box.run("/usr/bin/python3 -c 'import socket; print(socket.gethostbyname(\"sandbox\"))'")).output.strip()
+        for host in (there.rpartition(".")[0] + ".1", socket.gethostbyname(socket.gethostname()), "172.17.0.1"):
+            reach = await box.run(f"timeout 2 bash -c 'echo > /dev/tcp/{host}/{server.getsockname()[1]}'", 10.0)
+            assert reach.exit_code != 0, host
     await box.run("echo kept > /app/f; x=5")
     snapshot = await box.snapshot()
     again = await pool.lease(task(context), snapshot)
