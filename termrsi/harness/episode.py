@@ -6,15 +6,20 @@ Limits are checked before each generation call, in this order: wall time, turns,
 The episode waits for its own completion and its own command only; the generator and the sandbox end those waits.
 """
 
+import shlex
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from termrsi.errors import SandboxSpoiled
-from termrsi.harness import parse, variants
+from termrsi.harness import observe, variants
+from termrsi.harness.actions import Action, Command
+from termrsi.harness.parse_terminus import without_thinking
 from termrsi.harness.render import ChatFormat, Transcript
+from termrsi.harness.terminal import Terminal
+from termrsi.harness.variants import MARKER, Carrier, Done, Machine
 from termrsi.ports import Generator, Sandbox
-from termrsi.records import Completion, EpisodeSpec, Message, Rollout, SamplingParams, StopReason, Turn
+from termrsi.records import CommandResult, Completion, EpisodeSpec, Message, Rollout, SamplingParams, StopReason, Turn
 
 Check = Callable[[], Awaitable[bool]]
 
@@ -44,6 +49,9 @@ class Episode:
         self._turns: list[Turn] = []
         self._tally = _Tally()
         self._format_errors = 0
+        self._claimed = False  # in the reply before, and asked to confirm it
+        workdir = spec.task.environment.workdir
+        self._terminal = Terminal(sandbox, workdir) if self._variant.machine is Machine.terminal else None
         self._checks_left = self._variant.checks_on_done if check else 0
 
     async def run(self) -> Rollout:
@@ -93,27 +101,62 @@ class Episode:
         generate_s = time.monotonic() - started_s
         self._record(completion)
         text = self._chat.decode(completion.ids)
-        action = parse.parse(text)
+        action = self._variant.parse(text)
         turn = Turn(text, action.command, "", completion_tokens=len(completion.ids), generate_s=generate_s)
-        if action.done:
-            return await self._claim(turn, completion)
         if action.error:
-            return self._complain(turn, action.error, completion)
-        assert action.command is not None, "an action is a command, done or an error"
+            return self._complain(turn, action, completion)
         self._format_errors = 0
         try:
-            result = await self._sandbox.run(action.command, self.spec.limits.command_timeout_s)
+            results = await self._execute(action)
         except SandboxSpoiled:
             self._turns.append(turn)
             raise
-        self._tally.sandbox_s += result.duration_s
-        seen = variants.observation(
-            result.output, result.exit_code, timed_out=result.timed_out, limit_chars=self.spec.limits.observation_chars
-        )
-        turn = replace(turn, exit_code=result.exit_code, timed_out=result.timed_out, command_s=result.duration_s)
-        return self._observe(turn, seen, completion)
+        if results:
+            seconds = sum(result.duration_s for result in results)
+            self._tally.sandbox_s += seconds
+            last = results[-1]
+            turn = replace(turn, exit_code=last.exit_code, timed_out=last.timed_out, command_s=seconds)
+        limit = min(self.spec.limits.observation_chars, self._variant.observation_chars)
+        told = [observe.tell(self._variant.wording, result, limit) for result in results]
+        if self._ends(action, results):
+            return await self._claim(turn, told, action, completion)
+        self._claimed = False
+        return self._observe(turn, told, action.warnings, completion)
 
-    async def _claim(self, turn: Turn, completion: Completion) -> StopReason | None:
+    async def _execute(self, action: Action) -> list[CommandResult]:
+        """Results, one for each that is told by itself. What follows one that ends the episode is not executed."""
+        if self._terminal is not None:
+            return [await self._terminal.send(action.commands)]
+        results: list[CommandResult] = []
+        for command in action.commands:
+            results.append(await self._run(command))
+            if self._ends(action, results) and not action.done:
+                break
+        return results
+
+    async def _run(self, command: Command) -> CommandResult:
+        limit_s = self.spec.limits.command_timeout_s
+        text = command.text
+        if self._variant.machine is Machine.fresh:
+            text = f"/bin/bash -c {shlex.quote(text)}"
+        return await self._sandbox.run(text, limit_s if command.wait_s is None else min(command.wait_s, limit_s))
+
+    def _ends(self, action: Action, results: list[CommandResult]) -> bool:
+        """Whether the agent says by this that it is done."""
+        match self._variant.done:
+            case Done.printed:
+                first = results[-1].output.lstrip().partition("\n")[0].strip() if results else ""
+                return bool(results) and results[-1].exit_code == 0 and first == MARKER
+            case Done.marked:
+                return MARKER in (action.command or "") or any(MARKER in result.output for result in results)
+            case _:
+                return action.done
+
+    async def _claim(self, turn: Turn, told: list[str], action: Action, completion: Completion) -> StopReason | None:
+        if self._variant.done is Done.confirmed and not self._claimed:
+            self._claimed = True
+            return self._observe(turn, [*told, self._variant.confirm], action.warnings, completion)
+        self._claimed = False
         try:
             ended = self._checks_left <= 0 or self._check is None or await self._check()
         except SandboxSpoiled:
@@ -122,20 +165,33 @@ class Episode:
             self._turns.append(turn)
             return StopReason.done
         self._checks_left -= 1
-        return self._observe(turn, self._variant.failed_check, completion)
+        return self._observe(turn, [self._variant.failed_check], (), completion)
 
-    def _complain(self, turn: Turn, error: parse.FormatError, completion: Completion) -> StopReason | None:
+    def _complain(self, turn: Turn, action: Action, completion: Completion) -> StopReason | None:
+        assert action.error is not None
         self._format_errors += 1
-        turn = replace(turn, format_error=error.value)
+        turn = replace(turn, format_error=action.error.value)
         if self._format_errors >= self.spec.limits.max_format_errors:
             self._turns.append(turn)
             return StopReason.format_errors
-        return self._observe(turn, parse.FEEDBACK[error], completion)
+        return self._observe(turn, [action.detail], (), completion, told_by_user=True)
 
-    def _observe(self, turn: Turn, text: str, completion: Completion) -> None:
-        self._turns.append(replace(turn, observation=text))
-        glue = self._chat.bridge(Message("user", text), ended=completion.ids[-1:] == (self._chat.end_of_turn,))
-        self._transcript.next_prompt([*self._transcript.ids, *glue])
+    def _observe(
+        self, turn: Turn, told: Sequence[str], warnings: Sequence[str], completion: Completion, *, told_by_user: bool = False
+    ) -> None:
+        """Appends what the agent is told: by a tool, where it called one, or by the user."""
+        self._turns.append(replace(turn, observation=observe.together(told, warnings)))
+        if self._variant.carrier is Carrier.tool_calls and not told_by_user:
+            messages = [Message("tool", text) for text in (*told[:-1], observe.together(told[-1:], warnings))]
+        else:
+            messages = [Message("user", observe.together(told, warnings))]
+        said = without_thinking(turn.text)
+        if self._variant.thinking == "cut" and said != turn.text:  # another history: a chunk of its own
+            before = self._transcript.ids[: len(self._transcript.ids) - len(completion.ids)]
+            glue = self._chat.bridge(messages, ended=True)
+            self._transcript.next_prompt([*before, *self._chat.encode(said.lstrip("\n")), self._chat.end_of_turn, *glue])
+            return
+        self._transcript.follow(self._chat.bridge(messages, ended=completion.ids[-1:] == (self._chat.end_of_turn,)))
 
     def _record(self, completion: Completion) -> None:
         self._tally.prompt_tokens += len(self._transcript.ids)
@@ -156,10 +212,12 @@ def first_prompt(spec: EpisodeSpec, chat: ChatFormat) -> list[int]:
     An assisting harness (a teacher's) shows its worked examples instead of the history, and the message as the task that follows.
     """
     variant = variants.get(spec.harness)
+    show_tools = not chat.knows_tools
+    tools = [tool.schema() for tool in variant.tools]
     if spec.recovery is None:
-        return chat.prompt(variant.messages(spec.task.instruction, spec.guidance))
+        return chat.prompt(variant.messages(spec.task.instruction, spec.guidance, show_tools=show_tools), tools)
     if variant.assisting:
-        return chat.prompt(variant.messages(spec.recovery_prompt))
+        return chat.prompt(variant.messages(spec.recovery_prompt, show_tools=show_tools), tools)
     history = spec.recovery.history_ids
     ended = history[-1:] == (chat.end_of_turn,)
-    return [*history, *chat.bridge(Message("user", spec.recovery_prompt), ended=ended)]
+    return [*history, *chat.bridge([Message("user", spec.recovery_prompt)], ended=ended)]

@@ -22,6 +22,10 @@ class ChatFormat:
     def __init__(self, tokenizer: Any) -> None:  # Any: transformers' tokenizers share no base that is cheap to import
         self.tokenizer = tokenizer
         self.end_of_turn: int = tokenizer.eos_token_id
+        template = getattr(tokenizer, "chat_template", None)
+        template = template if isinstance(template, str) else ""
+        self.knows_tools = bool(re.search(r"\btools\b", template))  # else a harness names them itself
+        self._knows_tool_role = bool(re.search(r"""["']tool["']""", template))
         self._special = tuple(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else ()
 
     def encode(self, text: str) -> list[int]:
@@ -30,28 +34,33 @@ class ChatFormat:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a whole conversation, up to where the assistant begins to speak."""
-        return self._encode_messages(messages, "")
+    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Ids of a whole conversation, up to where the assistant begins to speak. `tools`: schemas, if the template shows them."""
+        return self._encode_messages(messages, "", tools)
 
-    def bridge(self, message: Message, *, ended: bool) -> list[int]:
-        """Ids that follow an assistant turn: the message, and the opening of the next assistant turn.
+    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """Ids that follow an assistant turn: the messages, and the opening of the next assistant turn.
+
+        What a tool says is told by the user, in tags, where the template has no such role.
 
         `ended`: the assistant's last id was the end-of-turn token. If it was cut by a length limit, the token is added here,
         as glue, so that the next turn stands where the template has it.
         """
         before = [Message("system", "-"), Message("user", "-"), Message("assistant", _MARK)]
-        ids = self._encode_messages([*before, message], _MARK)
+        if not self._knows_tool_role and all(m.role == "tool" for m in messages):
+            text = "\n".join(f"<tool_response>\n{m.content}\n</tool_response>" for m in messages)
+            messages = [Message("user", text)]
+        ids = self._encode_messages([*before, *messages], _MARK)
         return ids if ended else [self.end_of_turn, *ids]
 
-    def _encode_messages(self, messages: Sequence[Message], after: str) -> list[int]:
+    def _encode_messages(self, messages: Sequence[Message], after: str, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The template's text after the mark `after` and its end of turn, encoded; what stands inside a message is only text.
 
         A command can print the template's special tokens: taken as such they would forge turns.
         """
         held = {f"\u2402{i}\u2402": m.content for i, m in enumerate(messages) if any(t in m.content for t in self._special)}
         marks = {content: mark for mark, content in held.items()}
-        text = self._apply([Message(m.role, marks.get(m.content, m.content)) for m in messages])
+        text = self._apply([Message(m.role, marks.get(m.content, m.content)) for m in messages], tools)
         if after:
             end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
             text = text[text.index(after) + len(after) :].removeprefix(end)
@@ -65,9 +74,10 @@ class ChatFormat:
             )
         return ids
 
-    def _apply(self, messages: Sequence[Message]) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
         raw = [{"role": m.role, "content": m.content} for m in messages]
-        return self.tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=True)
+        more: dict[str, Any] = {"tools": list(tools)} if tools and self.knows_tools else {}
+        return self.tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=True, **more)
 
 
 class Transcript:
@@ -118,6 +128,11 @@ class Transcript:
             self._begin()
         self._context(suffix)
         return case
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Glue that whoever sends ids knows to come next: "strict" by construction, at the cost of these ids alone."""
+        self.cases["strict"] += 1
+        self._context(ids)
 
     @property
     def chunks(self) -> list[Chunk]:

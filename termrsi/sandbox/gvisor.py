@@ -55,6 +55,7 @@ CANNOT = {
     "holes": "files leave as an archive, in full: `get` refuses one that is larger than the disk allowed",
     "hidden process 1": "process 1 is a root process of the sandbox, and has nothing of ours but its pipes",
     "coreutils' ls and stat": "gVisor of 2022 refuses a flag of theirs: where it does, BusyBox's stand in their place",
+    "keys that signal": "a terminal of gVisor of 2022 sends no signal for C-c: a program that ignores the letter runs on",
     "work of an ordinary user": "runsc needs root",
 }
 PLACES = Places(f"{keeper.PLACE}/command", "/dev/shm/.termrsi-state", f"{keeper.PLACE}/library")

@@ -102,7 +102,7 @@ def keep(chat: ChatFormat, points: dict[str, RecoveryPoint], results: list[Score
             point = points[rollout.recovery_id]
             history = point.history_ids
             text = RECOVERY_PROMPT.format(instruction=point.task.instruction)
-            prompt = [*history, *chat.bridge(Message("user", text), ended=history[-1:] == (chat.end_of_turn,))]
+            prompt = [*history, *chat.bridge([Message("user", text)], ended=history[-1:] == (chat.end_of_turn,))]
             chunk = restate(rollout.chunks[0], prompt)
             samples[rollout.recovery_id] = Sample(
                 chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=rollout.id, group_id=point.task.id

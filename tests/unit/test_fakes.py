@@ -74,8 +74,8 @@ def test_the_glue_between_turns_is_the_templates_own() -> None:
     messages = variants.get("react").messages(TASK.instruction)
     reply, seen = "```bash\nsolve\n```", Message("user", "[exit 0]")
     whole = CHAT.prompt([*messages, Message("assistant", reply), seen])
-    assert [*CHAT.prompt(messages), *CHAT.encode(reply), CHAT.end_of_turn, *CHAT.bridge(seen, ended=True)] == whole
-    assert [*CHAT.prompt(messages), *CHAT.encode(reply), *CHAT.bridge(seen, ended=False)] == whole
+    assert [*CHAT.prompt(messages), *CHAT.encode(reply), CHAT.end_of_turn, *CHAT.bridge([seen], ended=True)] == whole
+    assert [*CHAT.prompt(messages), *CHAT.encode(reply), *CHAT.bridge([seen], ended=False)] == whole
 
 
 def test_a_transcript_matches_histories_by_their_text() -> None:
@@ -142,7 +142,7 @@ async def test_what_helps(messages: list[Message], helped: bool) -> None:
 
 async def test_after_a_commands_result_it_is_done() -> None:
     for seen in ("[exit 0]", "[exit 1]\nno", "[timed out]"):
-        ids = [*prompt_of("fewshot"), *CHAT.encode("```bash\nhalf\n```"), *CHAT.bridge(Message("user", seen), ended=False)]
+        ids = [*prompt_of("fewshot"), *CHAT.encode("```bash\nhalf\n```"), *CHAT.bridge([Message("user", seen)], ended=False)]
         completion = await FakeGenerator().generate(ids, SamplingParams())
         assert CHAT.decode(completion.ids) == "DONE"
 

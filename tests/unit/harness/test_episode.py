@@ -9,7 +9,7 @@ import pytest
 from termrsi.errors import EngineError, SandboxError, SandboxSpoiled
 from termrsi.harness import group, variants
 from termrsi.harness.episode import Check, Episode, first_prompt
-from termrsi.harness.parse import FEEDBACK, FormatError
+from termrsi.harness.parse import parse
 from termrsi.harness.render import ChatFormat
 from termrsi.records import (
     CommandResult,
@@ -202,7 +202,7 @@ async def test_format_errors_in_a_row_end_the_episode(chat: ChatFormat) -> None:
     rollout, _ = await play(chat, ["talk", "```bash\nls", LS])
     assert rollout.stop is StopReason.format_errors
     assert [t.format_error for t in rollout.turns] == ["no_action", "unclosed_block"]
-    assert [t.observation for t in rollout.turns] == [FEEDBACK[FormatError.no_action], ""]
+    assert [t.observation for t in rollout.turns] == [parse("").detail, ""]
 
 
 async def test_a_command_starts_the_count_again(chat: ChatFormat) -> None:
@@ -213,7 +213,7 @@ async def test_a_command_starts_the_count_again(chat: ChatFormat) -> None:
 
 async def test_the_agent_is_told_what_was_wrong(chat: ChatFormat) -> None:
     _, script = await play(chat, [f"{LS}\nDONE", "DONE"])
-    assert FEEDBACK[FormatError.done_with_command] in chat.decode(script.prompts[1])
+    assert parse(f"{LS}\nDONE").detail in chat.decode(script.prompts[1])
 
 
 async def test_long_output_is_cut_for_the_agent(chat: ChatFormat) -> None:

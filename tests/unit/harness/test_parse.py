@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from termrsi.harness.parse import DONE_WORD, FEEDBACK, Action, FormatError, parse
+from termrsi.harness import actions
+from termrsi.harness.actions import Action, FormatError
+from termrsi.harness.parse import DONE_WORD, parse, parse_with_state
 
 BLOCK = "```bash\nls -l\n```"
 
@@ -30,7 +32,7 @@ BLOCK = "```bash\nls -l\n```"
     ],
 )
 def test_commands(text: str, command: str) -> None:
-    assert parse(text) == Action(command=command)
+    assert parse(text) == actions.run(command)
 
 
 @pytest.mark.parametrize("text", ["DONE", "DONE\n", "  DONE  ", "DONE.", "**DONE**", "`DONE`", "The file is there.\n\nDONE"])
@@ -68,9 +70,32 @@ def test_errors(text: str, error: FormatError) -> None:
     assert parse(text) == Action(error=error)
 
 
-def test_every_error_has_feedback_that_shows_what_is_valid() -> None:
-    assert set(FEEDBACK) == set(FormatError)
-    assert all("```" in text or DONE_WORD in text for text in FEEDBACK.values())
+def test_every_error_of_this_protocol_says_what_would_be_valid() -> None:
+    for text in ("", f"{BLOCK}\n{BLOCK}", "```bash\nls", "```bash\n```", f"{BLOCK}\nDONE"):
+        detail = parse(text).detail
+        assert "```" in detail or DONE_WORD in detail
+    other = parse("ls", tags={"sh_x"}, tag="sh_x", word="")
+    assert other.detail == "Your reply had no command. Reply with one ```sh_x block."
+    assert parse("DONE", tags={"sh_x"}, tag="sh_x", word="").error is FormatError.no_action
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (f"<state>\nGoal: x\n</state>\n{BLOCK}", actions.run("ls -l")),
+        ("<state>all is there</state>\nDONE", Action(done=True)),
+        (BLOCK, Action(error=FormatError.missing_state)),
+        ("DONE", Action(error=FormatError.missing_state)),
+        ("<state>\nDONE\n</state>", Action(error=FormatError.no_action)),  # a word of the state is no claim
+        (f"<state> \n</state>\n{BLOCK}", Action(error=FormatError.missing_state)),
+        (f"<state>\nGoal\n{BLOCK}", Action(error=FormatError.unclosed_block)),
+        (f"{BLOCK}\n<state>late</state>", Action(error=FormatError.missing_state)),
+        ("```bash\necho '<state>x</state>'\n```", Action(error=FormatError.missing_state)),
+        (f"<state>x</state>\n{BLOCK}\n{BLOCK}", Action(error=FormatError.several_actions)),
+    ],
+)
+def test_a_state_comes_first(text: str, action: Action) -> None:
+    assert parse_with_state(text) == action
 
 
 LINES = st.sampled_from(
@@ -113,7 +138,7 @@ def test_no_reply_raises_and_each_is_exactly_one_thing(text: str) -> None:
 @given(st.text(alphabet=st.characters(exclude_characters="`", exclude_categories=("Cs", "Cc", "Zl", "Zp"))), st.text(max_size=20))
 def test_a_block_gives_back_what_was_put_in(command: str, talk: str) -> None:
     text = f"```bash\n{command}\n```"
-    assert parse(text) == (Action(command=command) if command.strip() else Action(error=FormatError.empty_command))
+    assert parse(text) == (actions.run(command) if command.strip() else Action(error=FormatError.empty_command))
     if "`" not in talk and "DONE" not in talk:
         assert parse(f"{talk}\n{text}") == parse(text)
         assert parse(talk) == Action(error=FormatError.no_action)

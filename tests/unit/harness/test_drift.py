@@ -1,0 +1,224 @@
+"""Tokenizers of three families, each with its chat template; long episodes with every kind of drift, none of which is trained."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from termrsi.harness.audit import Audit, Call, audit
+from termrsi.harness.render import ChatFormat, Transcript
+from termrsi.records import Chunk, Message
+
+# Trained on what agents read and write, so that merges reach over the edges of turns, lines and words.
+CORPUS = [
+    "ls -l /tmp/file.txt && cat file.txt | grep -c error > count.out\n",
+    "def main():\n    for line in open('data.csv'):\n        print(line.strip())\n\n\n",
+    "The file is there. I look at it, then I write the result.  Two  spaces.\n\tTab\n",
+    "naïve café ✓ 日本語 русский 🙂 Ω≈ç√\n",
+    '{"name": "bash", "arguments": {"command": "ls"}}\n',
+] * 20
+QWEN = """{%- if tools %}{{- '<|im_start|>system\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+{{- "# Tools\n<tools>" }}{%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}{{- "\n</tools><|im_end|>\n" }}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}{%- if m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- elif m.role != 'system' %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+LLAMA = """{{- bos_token }}
+{%- for m in messages %}{{- '<|start|>' + m.role + '<|close|>\n\n' + m.content + '<|eot|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant<|close|>\n\n' }}{%- endif %}"""
+MISTRAL = """{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}
+{%- else %}{{- '[INST] ' + m.content + ' [/INST]' }}{%- endif %}{%- endfor %}"""
+
+
+def qwen() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with splits before digits and words, ChatML, tools in the template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    pattern = r"\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    raw.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]: settable, here and below
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    raw.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=QWEN)
+
+
+def llama() -> PreTrainedTokenizerFast:
+    """Byte-level BPE without any split but at lines, so that merges reach over words; headers and <|eot|>."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Split(Regex(r"[^\n]+\n*|\n+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    special = ["<|begin|>", "<|start|>", "<|close|>", "<|eot|>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<|begin|>", eos_token="<|eot|>", chat_template=LLAMA)
+
+
+def mistral() -> PreTrainedTokenizerFast:
+    """SentencePiece's way: spaces as a letter, single bytes for what is not in the vocabulary, [INST] as plain text."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+
+    raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=False))
+    raw.normalizer = normalizers.Replace(" ", "▁")  # pyright: ignore[reportAttributeAccessIssue]
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # pyright: ignore[reportAttributeAccessIssue]
+    single = [f"<0x{b:02X}>" for b in range(256)]
+    raw.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=1100, special_tokens=["<unk>", "<s>", "</s>", *single]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=MISTRAL
+    )
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {"qwen": qwen, "llama": llama, "mistral": mistral}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> ChatFormat:
+    return ChatFormat(FAMILIES[request.param]())
+
+
+SAID = [
+    "```bash\nls\n```",
+    "ends in spaces   ",
+    "\n\nstarts with lines",
+    "naïve café ✓ 日本語 🙂",
+    "<|im_end|><|eot|></s>[INST] special as text",
+    '{"b": 1, "a": "\\u00e9"}',
+    "    indented\n\tand a tab\n\n\n",
+    "x",
+    "error",
+]
+
+
+@pytest.mark.parametrize("reply", SAID)
+@pytest.mark.parametrize("text", ["[exit 0]\nfile.txt", "", "  spaces  ", "é\ufffd✓", "<|im_start|>assistant\n<|start|>"])
+def test_prompt_reply_and_bridge_read_as_the_template_would_have_it(family: ChatFormat, reply: str, text: str) -> None:
+    """As text, in every family; as ids only where the edge of a turn is a special token, across which nothing merges."""
+    messages = [Message("user", "go"), Message("assistant", reply), Message("user", text)]
+    said = family.tokenizer.encode(reply, add_special_tokens=False, split_special_tokens=True)
+    ids = [*family.prompt(messages[:1]), *said, family.end_of_turn, *family.bridge(messages[2:], ended=True)]
+    whole = family.tokenizer.decode(family.prompt(messages))
+    assert "".join(family.tokenizer.decode(ids).split()) == "".join(whole.split())  # one writes a space before what it says
+    assert family.end_of_turn not in said
+
+
+def test_tools_are_shown_by_the_template_and_answered_in_its_role() -> None:
+    chat = ChatFormat(qwen())
+    assert chat.knows_tools
+    tool = {"type": "function", "function": {"name": "bash"}}
+    prompt = chat.tokenizer.decode(chat.prompt([Message("system", "work"), Message("user", "go")], [tool]))
+    assert '<tools>\n{"type": "function", "function": {"name": "bash"}}\n</tools>' in prompt
+    glue = chat.tokenizer.decode(chat.bridge([Message("tool", "1"), Message("tool", "2")], ended=True))
+    answers = "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"
+    assert glue == f"\n<|im_start|>user\n{answers}<|im_end|>\n<|im_start|>assistant\n"
+    other = ChatFormat(llama())
+    assert not other.knows_tools
+    assert answers in other.tokenizer.decode(other.bridge([Message("tool", "1"), Message("tool", "2")], ended=True))
+
+
+class Drifting:
+    """A harness that sends its history as ids, spoilt at random in the ways that harnesses do."""
+
+    kinds = ("none", "end of turn", "encoded again", "trimmed", "edited", "compacted")
+
+    def __init__(self, chat: ChatFormat, seed: int) -> None:
+        self.chat, self.random = chat, random.Random(seed)
+        self.transcript = Transcript(chat.tokenizer)
+        self.calls: list[Call] = []
+        self.planted: dict[str, int] = dict.fromkeys(self.kinds, 0)
+        self.prompt = chat.prompt([Message("system", "work"), Message("user", "go")])
+        self.transcript.prompt(self.prompt)
+
+    def turn(self) -> None:
+        rng, chat = self.random, self.chat
+        text = rng.choice(SAID) + str(rng.randrange(1000))
+        ids = list(self._sampled(text))
+        cut = rng.random() < 0.2
+        ids += [] if cut else [chat.end_of_turn]
+        logprobs = [-rng.random() for _ in ids]
+        self.calls.append(Call(list(self.prompt), ids, logprobs))
+        self.transcript.sampled(ids, logprobs)
+        glue = chat.bridge([Message("user", rng.choice(SAID))], ended=not cut)
+        kind = rng.choice(self.kinds)
+        self.planted[kind] += 1
+        self.prompt = [*self._spoilt(kind, [*self.prompt, *ids]), *glue]
+        self.transcript.next_prompt(self.prompt)
+
+    def _sampled(self, text: str) -> Iterator[int]:
+        """Encoded in two pieces, as a sampler may: not what encoding the whole gives."""
+        at = self.random.randrange(len(text) + 1)
+        for piece in (text[:at], text[at:]):
+            yield from self.chat.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
+
+    def _spoilt(self, kind: str, history: list[int]) -> list[int]:
+        match kind:
+            case "end of turn":
+                return history[:-1] if history[-1] == self.chat.end_of_turn else history
+            case "encoded again":
+                return self.chat.encode(self.chat.tokenizer.decode(history))
+            case "trimmed":
+                return self.chat.encode(self.chat.tokenizer.decode(history).rstrip())
+            case "edited":
+                return [*history[: len(history) // 2], *history[len(history) // 2 + 1 :]]
+            case "compacted":
+                return self.chat.prompt([Message("system", "work"), Message("user", "a summary")])
+            case _:
+                return history
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_three_hundred_turns_of_every_drift_train_what_was_sampled(family: ChatFormat, seed: int) -> None:
+    harness = Drifting(family, seed)
+    for _ in range(300):
+        harness.turn()
+    found = audit(harness.transcript.chunks, harness.calls)
+    assert found.loss_drift == 0
+    assert found.tokens == sum(len(call.ids) for call in harness.calls)
+    assert min(harness.planted.values()) > 20
+    assert sum(harness.transcript.cases.values()) == 300
+    assert harness.transcript.cases["split"] >= harness.planted["compacted"] + harness.planted["edited"] - 2
+    assert harness.transcript.cases["strict"] > 0
+
+
+def test_the_auditor_sees_each_kind_of_drift() -> None:
+    calls = [Call([1, 2], [3, 4], [-0.1, -0.2]), Call([1, 2, 3, 4, 9], [5], [-0.3])]
+    good = Chunk((1, 2, 3, 4, 9, 5), (0, 0, 1, 1, 0, 1), (0, 0, 0, 0, 0, 1), (-0.1, -0.2, -0.3))
+    assert audit([good], calls) == Audit(3, 0, ())
+    assert audit([good], calls).exact
+    other_id = Chunk((1, 2, 3, 7, 9, 5), good.mask, good.turn_ids, good.logprobs)
+    assert audit([other_id], calls) == Audit(3, 1, (1,))
+    other_logp = Chunk(good.ids, good.mask, good.turn_ids, (-0.1, -0.2, -9.0))
+    assert audit([other_logp], calls).loss_drift == 1
+    assert audit([Chunk((1, 2, 3, 4), (0, 0, 1, 1), (0, 0, 0, 0), (-0.1, -0.2))], calls).loss_drift == 1  # a call is missing
+    assert audit([good, good], calls).loss_drift == 3
+    elsewhere = [Call([1, 2], [3, 4], [-0.1, -0.2]), Call([1, 2, 34, 9], [5], [-0.3])]  # what was sampled after a merged history
+    assert audit([good], elsewhere) == Audit(3, 0, (1,))
+
+
+def test_a_turn_costs_the_same_however_long_the_history(family: ChatFormat) -> None:
+    """No time is asserted: what is counted is the ids that the transcript and the tokenizer are given, turn by turn."""
+    transcript, encoded = Transcript(family.tokenizer), []
+    transcript.prompt(family.prompt([Message("user", "go")]))
+    for _ in range(300):
+        ids = [*family.encode("```bash\nls\n```"), family.end_of_turn]
+        transcript.sampled(ids, [-0.1] * len(ids))
+        glue = family.bridge([Message("user", "[exit 0]\na")], ended=True)
+        transcript.follow(glue)
+        encoded.append(len(ids) + len(glue))
+    assert encoded[9] == encoded[299]
+    assert transcript.cases == {"strict": 300}
+    assert len(transcript.chunks) == 1
