@@ -9,6 +9,25 @@ if [[ $EUID -eq 0 ]]; then
     fi
 fi
 setup
+# Harbor needs a newer Python: what is compared with it is tested where there is one.
+harbor_environment() {
+    local candidate python="" venv="$ROOT/.venv-harbor"
+    [[ -x "$venv/bin/harbor" ]] && return
+    for candidate in python3.14 python3.13 python3.12 "$HOME"/.pyenv/versions/3.1[2-9]*/bin/python; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; then python="$candidate"; fi
+    done
+    if [[ -z "$python" ]]; then
+        say "no Python 3.12 or newer: tests against Harbor are skipped"
+        return
+    fi
+    say "making .venv-harbor with $("$python" --version), for tests against Harbor"
+    rm -rf "$venv"
+    if ! { "$python" -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check harbor==0.26.0 "transformers>=5.16.1,<5.20"; }; then
+        say "Harbor could not be installed: tests against it are skipped"
+        rm -rf "$venv"
+    fi
+}
+harbor_environment
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=1
 

@@ -1,6 +1,5 @@
-"""Subcommands beside a run: doctor, tasks, report. None of them starts Ray or an engine."""
+"""Subcommands beside a run: doctor, tasks, report, serve. None of them starts Ray or an engine."""
 
-import asyncio
 import importlib.util
 import os
 import shutil
@@ -9,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from termrsi.errors import ConfigError, TaskError, TermrsiError
+from termrsi import serve, task_commands
+from termrsi.errors import ConfigError
 
 _OUT = Console(highlight=False, soft_wrap=True)
 
@@ -25,13 +24,10 @@ def run(arguments: list[str]) -> int:
             return clean()
         case ["report", directory]:
             return report(Path(directory))
-        case ["tasks", "list", path]:
-            return list_tasks(Path(path))
-        case ["tasks", "check", path]:
-            return check_tasks(Path(path))
-        case ["tasks", *_]:
-            valid = "termrsi tasks list PATH, or termrsi tasks check PATH"
-            raise ConfigError("needs the path of a directory of tasks", f"termrsi {' '.join(arguments)}", valid)
+        case ["tasks", *rest]:
+            return task_commands.run(rest)
+        case ["serve", *rest]:
+            return serve.run(rest)
         case ["report", *_]:
             raise ConfigError("needs one run directory", "termrsi report", "termrsi report RUN_DIR")
     raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")
@@ -39,9 +35,9 @@ def run(arguments: list[str]) -> int:
 
 def doctor() -> int:
     """One line per part; non-zero if the local backend or a package for the main job is missing."""
+    from termrsi.places import cache_dir
     from termrsi.sandbox.check import why_not
     from termrsi.sandbox.machines import BACKENDS
-    from termrsi.setup import cache_dir
 
     faults = 0
     _OUT.print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores", markup=False)
@@ -90,64 +86,11 @@ def report(run_dir: Path) -> int:
 def clean() -> int:
     """Removes what dead runs left on this machine, of every backend; one line each. Living runs are not touched."""
     from termrsi.actors import generator
+    from termrsi.places import cache_dir
     from termrsi.sandbox import reap
-    from termrsi.setup import cache_dir
 
     removed = [*reap.everything(cache_dir=cache_dir()), *generator.reap()]
     for name in removed:
         _OUT.print(f"removed {name}", markup=False)
     _OUT.print(f"{len(removed)} removed" if removed else "nothing was left", markup=False)
     return 0
-
-
-def list_tasks(path: Path) -> int:
-    """Non-zero if a task was refused."""
-    from termrsi import tasks
-
-    if not path.is_dir():
-        raise ConfigError(f"no task directory at {str(path)!r}", "tasks", "valid: a task directory, or a tree of them")
-    result = tasks.load_dir(path)
-    table = Table("task", "family", "level", "split")
-    for task in result.tasks:
-        table.add_row(task.id, task.family, str(task.level), task.split)
-    _OUT.print(table)
-    for note in result.notes:
-        _OUT.print(f"note: {note}", markup=False)
-    for refused in result.skipped:
-        _OUT.print(f"refused {refused.path}: {refused.reason}", markup=False)
-    _OUT.print(f"{len(result.tasks)} tasks, {len(result.skipped)} refused", markup=False)
-    return 1 if result.skipped else 0
-
-
-def check_tasks(path: Path) -> int:
-    """Solution and empty submission of each task, in local sandboxes; non-zero if one is unfit or refused."""
-    from rich.progress import track
-
-    from termrsi import tasks
-    from termrsi.reward.checks import measure
-    from termrsi.reward.verifier import HarborVerifier
-    from termrsi.sandbox.host_pool import HostPool
-    from termrsi.setup import cache_dir
-
-    listed = list_tasks(path)
-    found = tasks.load_dir(path).tasks
-    unfit: list[str] = []
-
-    async def every() -> None:
-        pool = HostPool(size=1, cache_dir=cache_dir())
-        try:
-            for task in track(found, "checking", console=Console(stderr=True)):
-                try:
-                    await measure(pool, HarborVerifier(), task)
-                except TaskError as error:
-                    unfit.append(f"{task.id}: {error.what}")
-                except TermrsiError as error:
-                    unfit.append(f"{task.id}: could not be checked: {error}")
-        finally:
-            await pool.close()
-
-    asyncio.run(every())
-    for line in unfit:
-        _OUT.print(f"unfit {line}", markup=False)
-    _OUT.print(f"{len(found) - len(unfit)} of {len(found)} pass with their solution and fail without", markup=False)
-    return 1 if unfit or listed else 0

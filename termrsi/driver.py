@@ -1,7 +1,7 @@
 """The entry point: `termrsi`, `python -m termrsi`. Subcommands before Hydra; heavy imports only once the configuration is sound.
 
 termrsi experiment=NAME [scale=…] [key=value …]     run a pipeline, or go on with one
-termrsi doctor | tasks list|check PATH | report RUN_DIR
+termrsi doctor | tasks list|show|check|kit PATH | report RUN_DIR | serve CHECKPOINT
 """
 
 import asyncio
@@ -16,8 +16,12 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi doctor                              what this machine can run, and what is missing
        termrsi doctor --clean                      removes what killed runs left on this machine
        termrsi tasks list PATH                     tasks of a directory, and what was refused and why
+       termrsi tasks show PATH                     all that is known of each, its verifier's contract too
        termrsi tasks check PATH                    run each task's solution and an empty submission
+                 [strict=true] [backend=docker] [attempts=N] [jobs=N] [run=false] [kit=DIR]
+       termrsi tasks kit PATH [out=DIR]            fetch once what their verifiers install, to verify without a network
        termrsi report RUN_DIR                      the ledger of a run
+       termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
 
 experiments: {experiments}
 Any key of termrsi/config/schema.py can be set, e.g. seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.

@@ -20,6 +20,7 @@ from termrsi import setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import READS, Config, RprConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
+from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic
 from termrsi.records import WeightsVersion
 from termrsi.report import ledger
@@ -179,7 +180,7 @@ class Pipeline:
             checks=parts.checks,
             chat=parts.chat,
             generator=parts.generator,
-            rollouts=parts.rollouts,
+            rollouts=RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else parts.rollouts,
             policy=parts.policy,
             critic=critic,
             queue=parts.queue,

@@ -223,6 +223,7 @@ class Verdict:
     source: str = "reward"  # which report the ids came from; "reward" if there was none
     duration_s: float = 0.0
     replaced: tuple[str, ...] = ()  # what the agent replaced of what a verifier runs through (`watched`)
+    log: str = ""  # the end of what the tests printed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,13 @@ from termrsi.config.schema import USES, Config, EvaluateConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
+from termrsi.places import cache_dir
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import TaskSpec
-from termrsi.reward.checks import TaskChecks, measure
+from termrsi.reward.checks import TaskChecks, measure, solution
 from termrsi.stages.base import Splits
 
 Say = Callable[[str], None]
-
-
-def cache_dir() -> Path:
-    """$TERMRSI_CACHE, else the user's cache directory."""
-    home = os.environ.get("TERMRSI_CACHE") or os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")) + "/termrsi"
-    return Path(home)
 
 
 async def preflight(config: Config, run_dir: Path) -> None:
@@ -191,9 +186,11 @@ class RealParts:
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
     """Raises ConfigError if a split that the pipeline needs is empty. What was refused is said, with the reason."""
     from termrsi import tasks
+    from termrsi.reward.verifiers import TaskVerifier
     from termrsi.tasks.split import split
 
     c = config.tasks
+    verifier = TaskVerifier(kit=c.kit or None)
     if c.path == "bundled":
         from termrsi.tasks import bundled
 
@@ -205,12 +202,14 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
         folders = [Path(c.path)]
     found: list[TaskSpec] = []
     for folder in folders:
-        result = tasks.load_dir(folder)
+        result = tasks.load_dir(folder, strict=c.strict)
         for task in result.tasks:
-            if (Path(task.path) / "tests" / "test.sh").is_file():
-                found.append(task)
+            try:
+                verifier.suite(task)
+            except (TaskError, VerifierError) as error:
+                say(f"refused {task.path}: {error}")
             else:
-                say(f"refused {task.path}: no tests/test.sh (verifiers of Terminal-Bench 1.x do not run in this version)")
+                found.append(task)
         for refused in result.skipped:
             say(f"refused {refused.path}: {refused.reason}")
     if not found:
@@ -233,7 +232,7 @@ async def measure_all(
     folder.mkdir(parents=True, exist_ok=True)
 
     async def one(task: TaskSpec) -> TaskChecks | None:
-        if not (Path(task.path) / "solution" / "solve.sh").is_file():
+        if solution(task) is None:
             return None
         cached = folder / f"{task_digest(task)}.json"
         if cached.is_file():

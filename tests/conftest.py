@@ -14,7 +14,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 @pytest.fixture(scope="session")
 def cache() -> Path:
     """The user's cache: what an earlier session converted or built is used again."""
-    from termrsi.setup import cache_dir
+    from termrsi.places import cache_dir
 
     return cache_dir()
 

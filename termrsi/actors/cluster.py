@@ -59,6 +59,9 @@ class Cluster:
                 spares=config.sandbox.spares,
                 host_share=config.sandbox.host_share,
                 owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
+                text_first=config.tasks.text_first,
+                verifier_time=config.tasks.verifier_time,
+                kit=config.tasks.kit,
                 cache_dir=str(self._cache_dir),
                 state_dir=str(self._state_dir),
             )

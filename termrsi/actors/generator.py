@@ -51,6 +51,29 @@ def engine_environment(options: EngineOptions) -> dict[str, str]:
     }
 
 
+def engine_arguments(model: str, options: EngineOptions, *, on_cpu: bool) -> dict[str, Any]:  # Any: free keys of the user's
+    """Of vLLM's EngineArgs, for an engine in a process of its own or a server."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "enforce_eager": options.enforce_eager,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+    }
+    if on_cpu:
+        # A prompt cut in two draws a token that is thrown away, and a seeded request then rewinds its random generator, which
+        # torch's CPU one cannot: vLLM's engine dies of it. So prompts go in whole, one engine step holding the longest.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(options.max_model_len, 4096)
+        # Only whole blocks of a prefix are cached. vLLM's 128 on CPU is longer than most first prompts here, and 32 is the
+        # least that its kernels like: a step of 64 short rollouts took 7.0 s instead of 16.0 s, with 77 % of prompt tokens
+        # cached instead of 5 % (two cores).
+        arguments["block_size"] = 32
+    return arguments | options.extra
+
+
 class Engine:
     """The engine without Ray: what the actor hosts, and what a test can hold directly."""
 
@@ -61,29 +84,12 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        arguments: dict[str, Any] = {  # Any: free keys of the user's go through to vLLM
-            "model": model,
-            "dtype": options.dtype,
-            "max_model_len": options.max_model_len,
-            "max_num_seqs": options.max_num_seqs,
-            "enforce_eager": options.enforce_eager,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": _PROBE,
-            "disable_log_stats": True,
-        }
-        if current_platform.is_cpu():
+        on_cpu = current_platform.is_cpu()
+        arguments = {"worker_extension_cls": _PROBE, "disable_log_stats": True}
+        if on_cpu:
             # Two processes would talk by polling, which takes a core from the one that computes.
             arguments["distributed_executor_backend"] = "uni"
-            # A prompt cut in two draws a token that is thrown away, and a seeded request then rewinds its random generator, which
-            # torch's CPU one cannot: vLLM's engine dies of it. So prompts go in whole, one engine step holding the longest.
-            arguments["enable_chunked_prefill"] = False
-            arguments["max_num_batched_tokens"] = max(options.max_model_len, 4096)
-            # Only whole blocks of a prefix are cached. vLLM's 128 on CPU is longer than most first prompts here, and 32 is the
-            # least that its kernels like: a step of 64 short rollouts took 7.0 s instead of 16.0 s, with 77 % of prompt tokens
-            # cached instead of 5 % (two cores).
-            arguments["block_size"] = 32
-        arguments |= options.extra
+        arguments |= engine_arguments(model, options, on_cpu=on_cpu)
         try:
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (RuntimeError, ValueError, OSError) as error:

@@ -38,6 +38,9 @@ class SandboxOptions:
     spares: int = 0
     host_share: float = 0.8
     owner: str = "none"  # the run, as what is left behind will bear it
+    text_first: bool = False  # of a verifier's two rewards
+    verifier_time: float = 1.0
+    kit: str = ""  # of offline verification
 
 
 @ray.remote(max_restarts=0)
@@ -45,7 +48,7 @@ class SandboxActor:
     """Hosts one HostPool and the verifier."""
 
     def __init__(self, options: SandboxOptions) -> None:
-        from termrsi.reward.verifier import HarborVerifier
+        from termrsi.reward.verifiers import TaskVerifier
         from termrsi.sandbox.host_pool import HostPool
         from termrsi.sandbox.machines import Limits, capacity
 
@@ -60,7 +63,9 @@ class SandboxActor:
             limits=Limits(memory_mb=options.memory_mb, disk_mb=options.disk_mb, pids=options.pids, network=options.network),
         )
         self._backend = options.backend
-        self._verifier = HarborVerifier()
+        self._verifier = TaskVerifier(
+            timeout_multiplier=options.verifier_time, text_first=options.text_first, kit=options.kit or None
+        )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, until the lease ends
         self._leased: dict[str, Sandbox] = {}
         self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live

@@ -126,6 +126,14 @@ class TasksConfig:
     train: int = 4
     validation: int = 1
     heldout: int = 2
+    strict: bool = False  # by Harbor's and terminal-bench's own rules: nothing is repaired
+    text_first: bool = False  # reward.txt counts before reward.json, as in Harbor before 0.8
+    verifier_time: float = 1.0  # times each task's own limit
+    kit: str = ""  # directory of an offline verification kit (`termrsi tasks kit`)
+
+    def __post_init__(self) -> None:
+        if not self.verifier_time > 0.0:
+            raise ConfigError(f"is {self.verifier_time}", "tasks.verifier_time", "must be more than 0")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -451,6 +459,7 @@ class Config:
     only: str = ""  # given as stage=NAME: run this stage of the pipeline alone, on what the run directory holds
     min_free_gib: float = 5.0  # less free disk than this at the start is refused
     dry: bool = False  # fakes for every port: seconds, no engine
+    trials: bool = False  # a directory in Harbor's layout for each episode: stages/<name>/trials
     model: ModelConfig = field(default_factory=ModelConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)

@@ -50,20 +50,33 @@ class Episode:
         self._tally = _Tally()
         self._format_errors = 0
         self._claimed = False  # in the reply before, and asked to confirm it
+        self._start_s = time.monotonic()
+        self._stopped: StopReason | None = None
+        self._saying = ""  # the last reply
         workdir = spec.task.environment.workdir
         self._terminal = Terminal(sandbox, workdir) if self._variant.machine is Machine.terminal else None
         self._checks_left = self._variant.checks_on_done if check else 0
 
     async def run(self) -> Rollout:
         """Raises SandboxError or EngineError if a machine failed; then nothing of this episode is scored."""
-        start_s = time.monotonic()
+        self._start_s = time.monotonic()
         self._transcript.prompt(first_prompt(self.spec, self._chat))
         stop = None
         while stop is None:
             try:
-                stop = self._limit(time.monotonic() - start_s) or await self._turn()
+                stop = self._limit(time.monotonic() - self._start_s) or await self._turn()
             except SandboxSpoiled:
                 stop = StopReason.sandbox_spoiled
+        return self._rollout(stop)
+
+    def so_far(self) -> Rollout:
+        """The record of an episode that somebody else ended, perhaps in a command: that turn has seen nothing."""
+        if len(self._tally.versions) > 2 * len(self._turns):  # two for each call
+            self._turns.append(Turn(self._saying, None, ""))
+        return self._rollout(self._stopped or StopReason.time_limit)
+
+    def _rollout(self, stop: StopReason) -> Rollout:
+        self._stopped = stop
         tally, spec = self._tally, self.spec
         return Rollout(
             id=spec.id,
@@ -81,7 +94,7 @@ class Episode:
             version_low=min(tally.versions, default=0),
             version_high=max(tally.versions, default=0),
             sandbox_s=tally.sandbox_s,
-            wall_s=time.monotonic() - start_s,
+            wall_s=time.monotonic() - self._start_s,
         )
 
     def _limit(self, elapsed_s: float) -> StopReason | None:
@@ -100,7 +113,7 @@ class Episode:
         completion = await self._generator.generate(self._transcript.ids, self._sampling(), self.spec.group_id)
         generate_s = time.monotonic() - started_s
         self._record(completion)
-        text = self._chat.decode(completion.ids)
+        text = self._saying = self._chat.decode(completion.ids)
         action = self._variant.parse(text)
         turn = Turn(text, action.command, "", completion_tokens=len(completion.ids), generate_s=generate_s)
         if action.error:

@@ -42,7 +42,8 @@ _BEGUN = re.compile(r"^Script started on [^\n]*\n")  # what `script` says of its
 _DONE = re.compile(r"\n*Script done on [^\n]*\n?$")
 # Run in a subshell, so that nothing of it is left in the sandbox's own shell. Both pipes are opened for reading and writing by who
 # holds them: neither end is ever without the other. `setsid --fork`, and not `&`, behind which SIGINT would be ignored for good.
-_BEGIN = rf"""mkdir -p {PLACE} && cd {PLACE} || exit 1
+_BEGIN = rf"""command -v script > /dev/null || {{ echo "no program script (of util-linux)"; exit 1; }}
+mkdir -p {PLACE} && cd {PLACE} || exit 1
 if [ -s pid ] && kill -0 "$(<pid)" 2>/dev/null; then exec 7<>keys 8<>prompt
 else
   rm -f keys prompt log pid; mkfifo keys prompt && exec 7<>keys 8<>prompt || exit 1

@@ -3,12 +3,14 @@
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import yaml
+
 from termrsi import watched
 from termrsi.errors import TaskError
 from termrsi.ports import Sandbox, SandboxPool, Verifier
-from termrsi.records import TaskSpec, Verdict
+from termrsi.records import CommandResult, TaskSpec, Verdict
 
-ORACLE_TIMEOUT_S = 600.0
+ORACLE_TIMEOUT_S, TYPED_TIMEOUT_S = 600.0, 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,12 @@ async def measure(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, repe
 
     Raises TaskError if there is no solution, if the solution does not pass, or if the empty submission passes.
     """
-    if not (Path(task.path) / "solution" / "solve.sh").is_file():
+    if solution(task) is None:
         raise TaskError("there is no solution/solve.sh", task.path)
-    empty = [await _verdict(pool, verifier, task, oracle=False) for _ in range(repeats)]
+    empty = [await attempt(pool, verifier, task, oracle=False) for _ in range(repeats)]
     if any(verdict.strict for verdict in empty):
         raise TaskError("an empty submission passes", task.id)
-    solved = [await _verdict(pool, verifier, task, oracle=True) for _ in range(repeats)]
+    solved = [await attempt(pool, verifier, task, oracle=True) for _ in range(repeats)]
     for verdict in solved:
         if not verdict.strict:
             raise TaskError(f"its own solution fails: {', '.join(verdict.failed) or verdict.reward}", task.id)
@@ -53,7 +55,8 @@ def _differing(verdicts: list[Verdict]) -> set[str]:
     return set.union(*passed) - set.intersection(*passed)
 
 
-async def _verdict(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, oracle: bool) -> Verdict:
+async def attempt(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, oracle: bool) -> Verdict:
+    """Of one fresh sandbox, left as it is or with the task's solution run in it. Raises TaskError, SandboxError, VerifierError."""
     sandbox = await pool.lease(task)
     try:
         if oracle:
@@ -64,10 +67,40 @@ async def _verdict(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, ora
         await pool.release(sandbox)
 
 
+def solution(task: TaskSpec) -> Path | None:
+    """Harbor's solution/solve.sh, or Terminal-Bench's solution.sh or solution.yaml."""
+    paths = (Path(task.path) / name for name in ("solution/solve.sh", "solution.sh", "solution.yaml"))
+    return next((path for path in paths if path.is_file()), None)
+
+
 async def _solve(sandbox: Sandbox, task: TaskSpec) -> None:
-    await sandbox.put(Path(task.path) / "solution", "/solution")
+    given = solution(task)
+    if given is None:
+        raise TaskError("there is no solution/solve.sh", task.path)
+    if given.suffix == ".yaml":
+        for command, timeout_s in _typed(given):
+            _in_time(await sandbox.run(command, timeout_s), task)
+        return
+    folder = "/solution"
+    if given.parent.name == "solution":
+        await sandbox.put(given.parent, folder)
+    else:
+        await sandbox.put(given, f"{folder}/{given.name}")
     # In a shell of its own: `set -e` and `cd` of the script must not reach the sandbox's.
-    await sandbox.run("sed -i 's/\\r$//' /solution/*.sh")
-    result = await sandbox.run("bash /solution/solve.sh < /dev/null", task.agent_timeout_s or ORACLE_TIMEOUT_S)
+    await sandbox.run(f"sed -i 's/\\r$//' {folder}/*.sh")
+    script = f"bash {folder}/{given.name} < /dev/null"
+    _in_time(await sandbox.run(script, task.agent_timeout_s or ORACLE_TIMEOUT_S), task)
+
+
+def _typed(file: Path) -> list[tuple[str, float]]:
+    """Commands of a solution.yaml and their limits in seconds. Raises TaskError."""
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        return [(str(one["command"]), float(one.get("max_timeout_sec", TYPED_TIMEOUT_S))) for one in data]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise TaskError(f"is no list of commands: {' '.join(str(error).split())}", str(file)) from error
+
+
+def _in_time(result: CommandResult, task: TaskSpec) -> None:
     if result.timed_out:
         raise TaskError(f"its own solution ran out of time: {result.output[-200:]!r}", task.id)

@@ -1,34 +1,26 @@
-"""Harbor's verifier contract: kill what the agent left running, put fresh tests, run them, read reward and report.
+"""Harbor's verifier contract: `tests/` goes to /tests, `test.sh` runs, and leaves a reward and a report in /logs/verifier.
 
-A result that cannot be trusted is a VerifierError and never a reward of 0: no reward file, one out of [0, 1], a time-out, or
-a 0 from a script that never got to its tests. Differences from Harbor 0.26: the agent's processes are dead before the tests
-start, an agent that replaced a program which every test script runs through (`watched`) scores 0 without a test, `/tests` and the
-log directory are emptied rather than merged, and `reward.txt` is read where `reward.json` holds something other than numbers.
+A result that cannot be trusted is a VerifierError and never a reward of 0: no reward file, one out of [0, 1], a time-out, or a 0
+from a script that never got to its tests. Differences from Harbor 0.26, beside those of `procedure`: `/tests` and the log directory
+are emptied rather than merged, and `reward.txt` is read where `reward.json` holds something other than numbers.
 """
 
-import dataclasses
 import json
 import math
 import os
 import re
-import shlex
-import tempfile
-import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from termrsi import watched
-from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
+from termrsi.errors import TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward import reports
+from termrsi.reward.kit import Kit
+from termrsi.reward.procedure import Suite, judge
 
-LOGS = "/logs/verifier"
 DEFAULT_TIMEOUT_S = 600.0
-GRACE_S = 15.0  # over the verifier's own time-out, for the sandbox to notice
-FINISHED = "verifier-finished"
-ROOM, ROOM_BYTES = "/.room", 4 << 20  # what tests and their report may need
 
 _TEMPLATE = re.compile(r"^\$\{(\w+)(?::-(.*))?\}$", re.DOTALL)
 # A verifier script that uses one of these leaves a report when it really ran.
@@ -37,14 +29,6 @@ _RAN = re.compile(r"test session starts|short test summary info|\b\d+ (?:passed|
 _BROKEN = re.compile(
     r"command not found|No such file or directory.*(?:python|pytest|uv)|Could not resolve|Unable to locate package"
     r"|Temporary failure in name resolution|No space left on device|Unable to acquire the dpkg|Failed to download|E: dpkg"
-)
-
-# `/logs` or `/tests` may be a link to anywhere, or a file. A mounted directory cannot be removed: emptying it is enough.
-_CLEAN = (
-    f"rm -rf {ROOM}; "
-    "for d in /logs /tests; do if [ -L $d ] || { [ -e $d ] && [ ! -d $d ]; }; then rm -f $d; fi; done; "
-    f"rm -rf /tests {LOGS} 2> /dev/null; mkdir -p /tests {LOGS} && chmod 777 {LOGS} && "
-    f'[ ! -L {LOGS} ] && [ -z "$(ls -A /tests)" ] && [ -z "$(ls -A {LOGS})" ]'
 )
 
 
@@ -80,86 +64,41 @@ def load_spec(path: Path | str) -> VerifierSpec:
 
 
 class HarborVerifier:
-    """Implements `ports.Verifier` for task directories with `tests/test.sh`."""
+    """Implements `ports.Verifier` for task directories with `tests/test.sh`. `text_first`: as Harbor before 0.8, reward.txt counts
+    before reward.json."""
 
-    def __init__(self, *, timeout_multiplier: float = 1.0) -> None:
+    def __init__(self, *, timeout_multiplier: float = 1.0, text_first: bool = False, kit: Kit | None = None) -> None:
         self._multiplier = timeout_multiplier
+        self._kit = kit
+        self._text_first = text_first
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
-        """Score the sandbox's present state. It is no restart point afterwards: snapshot first.
+        """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
+        return await judge(sandbox, task, self.suite(task))
 
-        A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be
-        had, TaskError if the task has no verifier, SandboxError from below.
-        """
-        started = time.monotonic()
-        try:
-            return await self._verify(sandbox, task, started)
-        except SandboxSpoiled:
-            return Verdict(False, 0.0, source="spoiled", duration_s=time.monotonic() - started)
-
-    async def _verify(self, sandbox: Sandbox, task: TaskSpec, started: float) -> Verdict:
+    def suite(self, task: TaskSpec) -> Suite:
+        """Raises TaskError, VerifierError if an environment variable of the host that it needs is unset."""
         spec = load_spec(task.path)
         tests = Path(task.path) / "tests"
-        if not (tests / "test.sh").is_file():
+        script = tests / "test.sh"
+        if not script.is_file():
             raise TaskError("there is no tests/test.sh", task.path)
-        lost: SandboxError | None = None
-        try:
-            await sandbox.kill_processes()
-        except SandboxError as error:  # also by an agent whose `bash` is none
-            lost = error
-        try:
-            replaced = tuple(await sandbox.replaced())
-        except SandboxError as error:
-            raise (lost or error) from error
-        if any(watched.relied_on(path) and path not in task.touches for path in replaced):
-            # Whatever the tests said now, a program of the agent would have said it.
-            return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
-        if lost is not None:
-            raise lost
-        await self._look_for_room(sandbox)
-        cleaned = await sandbox.run(_CLEAN, GRACE_S)
-        if cleaned.exit_code != 0:
-            raise VerifierError("the log and test directories could not be emptied", task.id)
-        await sandbox.put(tests, "/tests")
-        await self._run(sandbox, task, spec, unix_lines=b"\r\n" not in (tests / "test.sh").read_bytes())
-        await sandbox.kill_processes()  # what the tests ran of the agent's may still write
-        with tempfile.TemporaryDirectory(prefix=f"termrsi-verify-{os.getpid()}-") as folder:
-            await sandbox.get(LOGS, folder)
-            verdict = read_verdict(Path(folder), tests, task.id, time.monotonic() - started)
-        return dataclasses.replace(verdict, replaced=replaced)
-
-    async def _look_for_room(self, sandbox: Sandbox) -> None:
-        """Raises SandboxSpoiled if the agent filled its disk, SandboxError if a machine's is full: the backend knows which."""
-        with tempfile.NamedTemporaryFile(prefix=f"termrsi-room-{os.getpid()}-") as room:
-            room.write(os.urandom(ROOM_BYTES))  # not zeros, which take no room
-            room.flush()
-            await sandbox.put(room.name, ROOM)
-
-    async def _run(self, sandbox: Sandbox, task: TaskSpec, spec: VerifierSpec, *, unix_lines: bool) -> None:
-        limit_s = spec.timeout_s * self._multiplier
-        fix = "" if unix_lines else "sed -i 's/\\r$//' /tests/test.sh; "
-        # The script is executed, not sourced, so that its own shebang counts; its exit code does not.
-        inner = f"/tests/test.sh > {LOGS}/{reports.STDOUT} 2>&1; echo {FINISHED}"
-        if spec.user not in (None, "root", "0"):
-            inner = f"su -s /bin/bash {shlex.quote(str(spec.user))} -c {shlex.quote(inner)}"
-        settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in spec.env.items())
-        place = _workdir(task)
-        command = (
-            f"{fix}chmod +x /tests/test.sh; {f'cd {shlex.quote(place)} 2> /dev/null; ' if place else ''}"
-            f"env -u BASH_ENV -u ENV -u LD_PRELOAD {settings} timeout -k 5 {limit_s:g} bash -c {shlex.quote(inner)}"
+        return Suite(
+            puts=((tests, "/tests"),),
+            script="/tests/test.sh",
+            timeout_s=spec.timeout_s * self._multiplier,
+            read=lambda logs, seconds: read_verdict(logs, tests, task.id, seconds, text_first=self._text_first),
+            env=spec.env,
+            user=spec.user,
+            workdir=_workdir(task),
+            windows_lines=b"\r\n" in script.read_bytes(),
+            kit=self._kit.part(task.path) if self._kit else None,
         )
-        result = await sandbox.run(command, limit_s + GRACE_S)
-        if FINISHED not in result.output:
-            what = f"no end within {limit_s:g} s" if result.timed_out or result.exit_code in (124, 137) else "it broke off"
-            raise VerifierError(f"{what}: {result.output[-200:]!r}", task.id)
 
 
-def read_verdict(logs: Path, tests: Path, task_id: str, duration_s: float) -> Verdict:
+def read_verdict(logs: Path, tests: Path, task_id: str, duration_s: float, *, text_first: bool = False) -> Verdict:
     """The verdict in a copy of the verifier's log directory. Raises VerifierError if there is no valid result."""
-    for path in sorted(logs.rglob("*")):
-        if path.is_symlink():  # it would be followed on this machine, not inside the sandbox
-            path.unlink()
-    reward = read_reward(logs, task_id)
+    reward = read_reward(logs, task_id, text_first=text_first)
     report = reports.parse(logs)
     if reward == 0.0 and report.source == "none" and _never_ran(logs, tests):
         raise VerifierError("reward 0 from a verifier that never ran its tests", task_id)
@@ -167,10 +106,11 @@ def read_verdict(logs: Path, tests: Path, task_id: str, duration_s: float) -> Ve
     return Verdict(reward == 1.0, reward, report.passed, report.failed, report.skipped, source, duration_s)
 
 
-def read_reward(logs: Path, where: str = "") -> float:
-    """The official scalar: reward.json before reward.txt (Harbor 0.8 on). Raises VerifierError unless it is in [0, 1]."""
+def read_reward(logs: Path, where: str = "", *, text_first: bool = False) -> float:
+    """The official scalar: reward.json before reward.txt (Harbor 0.8 on), or the other way. Raises VerifierError unless it is in
+    [0, 1]."""
     as_json, as_text = logs / "reward.json", logs / "reward.txt"
-    value = _json_reward(as_json) if as_json.is_file() else None
+    value = _json_reward(as_json) if as_json.is_file() and not (text_first and as_text.is_file()) else None
     if value is None:
         if not as_text.is_file():
             what = "reward.json has no number to read" if as_json.is_file() else "no reward file"

@@ -8,17 +8,18 @@ from termrsi.records import LoadResult, SkippedTask, TaskSpec
 from termrsi.tasks import harbor, terminal_bench
 
 
-def load_dir(path: Path | str) -> LoadResult:
+def load_dir(path: Path | str, *, strict: bool = False) -> LoadResult:
     """Every task at or below `path`, in the order of their paths; a directory inside a task is never a task.
 
     Two tasks of one name get their paths below `path` as ids, from the second on. What was refused is in `skipped`, what was
-    repaired or ignored in `notes`. Raises TaskError if there is no such directory, or not one task directory in it.
+    repaired or ignored in `notes`. `strict`: by the rules of Harbor's and terminal-bench's own loaders. Raises TaskError if there
+    is no such directory, or not one task directory in it.
     """
     root = Path(path)
     if not root.is_dir():
         raise TaskError("no such directory", str(root))
     try:
-        results = [_load_one(folder) for folder in _task_folders(root)]
+        results = [_load_one(folder, strict=strict) for folder in _task_folders(root)]
     except PermissionError as error:
         raise TaskError("may not be read", str(error.filename), "give a directory of tasks that this user can read") from error
     if not results:
@@ -46,5 +47,5 @@ def _task_folders(root: Path) -> list[Path]:
     return [folder for child in below for folder in _task_folders(child)]
 
 
-def _load_one(folder: Path) -> LoadResult:
-    return harbor.load(folder) if (folder / "task.toml").exists() else terminal_bench.load(folder)
+def _load_one(folder: Path, *, strict: bool) -> LoadResult:
+    return (harbor if (folder / "task.toml").exists() else terminal_bench).load(folder, strict=strict)

@@ -2,6 +2,9 @@
 
 Lenient: what authors get wrong and can be read without guessing is repaired, with a note; a directory that could not run is
 refused with one line that names the file and the key. Keys without a meaning are noted, never dropped without a word.
+
+Strict: as Harbor 0.26 does it. What it rejects is refused, what it passes over (a size that is a bare number, keys of others) is
+passed over, and what it opens, though it could never start, is a task.
 """
 
 import math
@@ -26,19 +29,26 @@ _PLACEHOLDERS = {"local-build", "placeholder", "todo", "none"}
 
 @dataclass(slots=True)
 class Notes:
-    """Collects what was repaired or ignored in one task directory."""
+    """Collects what was repaired or ignored in one task directory; in strict mode a repair is a refusal."""
 
     where: str
+    strict: bool = False
     lines: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
         self.lines.append(f"{self.where}: {text}")
 
+    def repair(self, text: str) -> None:
+        """Of what the format's own loader rejects. Raises TaskError in strict mode."""
+        if self.strict:
+            raise TaskError(f"strict: {text}")
+        self.add(text)
 
-def load(path: Path | str) -> LoadResult:
+
+def load(path: Path | str, *, strict: bool = False) -> LoadResult:
     """The task of one directory: one `TaskSpec`, or one `SkippedTask` with the reason."""
     root = Path(path)
-    notes = Notes(str(root))
+    notes = Notes(str(root), strict)
     try:
         task = _task(root, notes)
     except TaskError as error:
@@ -54,7 +64,7 @@ def read_config(root: Path, notes: Notes) -> dict[str, object]:
     raw = file.read_bytes()
     if raw.startswith(b"\xef\xbb\xbf"):
         raw = raw[3:]
-        notes.add("task.toml: byte-order mark removed")
+        notes.repair("task.toml: byte-order mark removed")
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -89,16 +99,16 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     data = read_config(root, notes)
     for key in ("task", "metadata", "agent", "verifier", "environment", "solution"):
         table(data, key)
-    harbor_rules.check(root, data)
+    harbor_rules.check(root, data, strict=notes.strict)
     for key in harbor_rules.unknown_keys(data):
         notes.add(f"task.toml: unknown key {key}")
     version = data.get("schema_version", data.get("version"))
     if version is not None and not isinstance(version, str):
-        notes.add(f'task.toml: version read as "{version}"')
+        notes.repair(f'task.toml: version read as "{version}"')
     metadata, agent = table(data, "metadata"), table(data, "agent")
     for script in sorted({*root.glob("tests/*.sh"), *root.glob("solution/*.sh"), *root.glob("steps/*/*/*.sh")}):
         if b"\r\n" in script.read_bytes():
-            notes.add(f"CRLF -> LF in {script.relative_to(root).as_posix()}")
+            notes.add(f"CRLF {'stays' if notes.strict else '-> LF'} in {script.relative_to(root).as_posix()}")
     return TaskSpec(
         id=_id(root, data, notes),
         family=str(metadata.get("family") or metadata.get("category") or "default"),
@@ -123,7 +133,7 @@ def _id(root: Path, data: Mapping[str, object], notes: Notes) -> str:
         )
     if _NAME.match(name) and ".." not in name:
         return name
-    notes.add(f"task.toml: [task].name {name!r} is not org/name: the directory name is used")
+    notes.repair(f"task.toml: [task].name {name!r} is not org/name: the directory name is used")
     return directory
 
 
@@ -164,7 +174,7 @@ def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: 
     env = table(data, "environment")
     folder = root / "environment"
     # Authors up to schema 1.1 relied on these defaults; later ones meant "no limit".
-    limited = not re.match(r"^1\.(?:[2-9]|\d\d)", version)
+    limited = not notes.strict and not re.match(r"^1\.(?:[2-9]|\d\d)", version)
     memory, storage = _size(env, "memory", notes), _size(env, "storage", notes)
     memory = _first(memory, _gigabytes(env, "memory_gb", "memory_mb", notes), 2048 if limited else None)
     storage = _first(storage, _gigabytes(env, "disk_gb", "storage_mb", notes), 10240 if limited else None)
@@ -192,6 +202,9 @@ def _size(env: Mapping[str, object], key: str, notes: Notes) -> int | None:
     """`memory_mb`, or the older `memory` as text. A bare number of `memory` is read as MB."""
     exact = number(env, f"{key}_mb", "environment")
     value = env.get(key)
+    if notes.strict and value is not None and not isinstance(value, str):
+        notes.add(f"task.toml: environment.{key} {value!r} is not text: it is passed over")
+        value = None
     if value is None:
         return None if exact is None else int(exact)
     match = _SIZE.match(str(value))
@@ -204,12 +217,12 @@ def _size(env: Mapping[str, object], key: str, notes: Notes) -> int | None:
     if not isinstance(value, str):
         notes.add(f"task.toml: environment.{key} {value} read as {key}_mb {size}")
     elif not re.fullmatch(r"\s*\d+(?:\.\d+)?[kmg]\s*", value, re.IGNORECASE):
-        notes.add(f'task.toml: environment.{key} "{value}" -> {key}_mb {size}')
+        notes.repair(f'task.toml: environment.{key} "{value}" -> {key}_mb {size}')
     return size
 
 
 def _gigabytes(env: Mapping[str, object], key: str, target: str, notes: Notes) -> int | None:
-    value = number(env, key, "environment")
+    value = None if notes.strict else number(env, key, "environment")
     if value is None:
         return None
     notes.add(f"task.toml: environment.{key} {value:g} -> {target} {int(value * 1024)}")
@@ -218,6 +231,8 @@ def _gigabytes(env: Mapping[str, object], key: str, target: str, notes: Notes) -
 
 def _image(env: Mapping[str, object], folder: Path, notes: Notes) -> str | None:
     image = str(env.get("docker_image") or "") or None
+    if notes.strict:
+        return image
     has_dockerfile = (folder / "Dockerfile").is_file()
     if image is None and env.get("image") and not has_dockerfile:
         notes.add(f"task.toml: environment.image {env['image']!r} -> docker_image")
@@ -243,7 +258,7 @@ def _variables(env: Mapping[str, object], notes: Notes) -> dict[str, str]:
     for key, value in table(env, "env").items():
         if not isinstance(value, str):
             text = str(value).lower() if isinstance(value, bool) else str(value)
-            notes.add(f'task.toml: environment.env.{key} read as "{text}"')
+            notes.repair(f'task.toml: environment.env.{key} read as "{text}"')
             value = text
         found[key] = value
     return found

@@ -70,8 +70,11 @@ def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
             yield from (f"steps[].{name}" for name in names)
 
 
-def check(root: Path, data: Mapping[str, object]) -> None:
-    """Raises TaskError, with all missing files in one line, or with the first key that has an impossible value."""
+def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> None:
+    """Raises TaskError, with all missing files in one line, or with the first key that has an impossible value.
+
+    `strict`: a task without any image is one, as in Harbor, where its start fails.
+    """
     environment = _sub(data, "environment")
     if "task" in data and not isinstance(_sub(data, "task").get("name"), str):
         return  # a file of another tool: the caller says so, which tells more than what is missing
@@ -80,11 +83,11 @@ def check(root: Path, data: Mapping[str, object]) -> None:
     _check_keys(_sub(data, "agent"), "agent")
     _check_verifier(_sub(data, "verifier"))
     _check_artifacts(data.get("artifacts"))
-    missing = [*_missing_files(root, environment, steps), *_missing_tests(root, data, steps)]
+    missing = [*_missing_files(root, environment, steps, strict=strict), *_missing_tests(root, data, steps)]
     if missing:
         unset = " and environment.docker_image is unset" if "environment/" in missing else ""
         raise TaskError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{unset}")
-    if not _has_image(root, environment):
+    if not strict and not _has_image(root, environment):
         raise TaskError(
             "no image: environment/ has neither Dockerfile nor docker-compose.yaml and environment.docker_image is unset"
         )
@@ -137,13 +140,14 @@ def _steps(data: Mapping[str, object]) -> list[dict[str, object]]:
     return steps
 
 
-def _missing_files(root: Path, environment: Mapping[str, object], steps: list[dict[str, object]]) -> Iterator[str]:
+def _missing_files(root: Path, environment: Mapping[str, object], steps: list[dict[str, object]], *, strict: bool) -> Iterator[str]:
     if not steps and not (root / "instruction.md").is_file():
         yield "instruction.md"
     gone = [name for step in steps if not (root / "steps" / (name := str(step.get("name"))) / "instruction.md").is_file()]
     if gone:
         yield f"steps/<name>/instruction.md (steps {', '.join(gone)})"
-    if not (root / "environment").is_dir() and not environment.get("docker_image") and not environment.get("image"):
+    image = environment.get("docker_image") or (environment.get("image") and not strict)
+    if not (root / "environment").is_dir() and not image:
         yield "environment/"
 
 

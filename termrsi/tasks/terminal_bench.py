@@ -1,7 +1,6 @@
 """One Terminal-Bench 1.x task directory (task.yaml) to a `TaskSpec`.
 
-Loading and listing only: the runner for this format (run-tests.sh and its parsers) is not there yet, so a verifier refuses
-such a task by name. Compose files are read for notes; the image is the Dockerfile beside task.yaml.
+Compose files are read for notes; the image is the Dockerfile beside task.yaml. The verifier's side is `reward.terminal_bench`.
 """
 
 import re
@@ -37,10 +36,10 @@ _KNOWN = frozenset(
 )
 
 
-def load(path: Path | str) -> LoadResult:
-    """The task of one directory: one `TaskSpec`, or one `SkippedTask` with the reason."""
+def load(path: Path | str, *, strict: bool = False) -> LoadResult:
+    """The task of one directory: one `TaskSpec`, or one `SkippedTask` with the reason. `strict`: as terminal-bench 0.2.18."""
     root = Path(path)
-    notes = Notes(str(root))
+    notes = Notes(str(root), strict)
     try:
         task = _task(root, notes)
     except TaskError as error:
@@ -50,18 +49,20 @@ def load(path: Path | str) -> LoadResult:
 
 def _task(root: Path, notes: Notes) -> TaskSpec:
     data = _config(root)
+    strict = notes.strict
     missing = [name for name in ("docker-compose.yaml", "run-tests.sh") if not (root / name).is_file()]
-    if missing:
+    if missing and not strict:
         raise TaskError(f"{' and '.join(missing)} missing")
     for key in data:
         if key not in _KNOWN:
             notes.add(f"task.yaml: unknown key {key}")
     difficulty = data.get("difficulty", "unknown")
     if difficulty not in (*LEVELS, "unknown"):
-        notes.add(f"task.yaml: difficulty {difficulty} -> unknown")
-    _compose_notes(root, notes)
+        notes.repair(f"task.yaml: difficulty {difficulty} -> unknown")
+    if (root / "docker-compose.yaml").is_file():
+        _compose_notes(root, notes)
     if data.get("parser_name", "pytest") == "pytest" and not _prints_summary(root):
-        notes.add("run-tests.sh calls pytest without -rA: passing tests leave no summary")
+        notes.add("run-tests.sh calls pytest without -rA: it is added for the summary")
     timeout_s = number(data, "max_agent_timeout_sec", "task.yaml")
     return TaskSpec(
         id=root.resolve().name,
@@ -103,7 +104,7 @@ def _instruction(data: Mapping[str, object], notes: Notes) -> str:
         if isinstance(entry, dict):
             texts[str(entry.get("key"))] = str(entry.get("description", "")).strip("\n")
     first = instruction.strip()
-    if first not in texts:
+    if first not in texts or notes.strict:
         return without_canary(instruction)
     others = [key for key in texts if key != first]
     notes.add(f'task.yaml: instruction "{first}" -> text of descriptions[{first}], followed by {others}')

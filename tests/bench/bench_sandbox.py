@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from termrsi import sandbox
+from termrsi.places import cache_dir
 from termrsi.ports import Sandbox
 from termrsi.sandbox import check
-from termrsi.setup import cache_dir
 from tests import docker_daemon
 
 TRIVIAL = "echo $x"

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from termrsi.model.policy import PolicyModel
+from termrsi.places import cache_dir
 from termrsi.records import Sample
-from termrsi.setup import cache_dir
 
 PROMPT, TASKS, ROLLOUTS = 115, 8, 4
 

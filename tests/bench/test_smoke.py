@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_sandbox, prefix_sharing
+from tests.bench import bench_sandbox, bench_tasks, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -13,6 +13,11 @@ def test_prefix_sharing(tmp_path: Path) -> None:
     assert found["tokens_ratio"] > 1.8
     assert found["apart_s"] > 0
     assert found["shared_s"] > 0
+
+
+def test_tasks() -> None:
+    found = bench_tasks.measure(20)
+    assert (found["tasks"], found["refused"]) == (20, 0)
 
 
 async def test_sandboxes() -> None:

@@ -41,7 +41,7 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["experiment=nonsense"], "unknown experiment 'nonsense'"),
         (["experiment=tmax"], "cannot be run in this version"),
         (["nonsense"], "unknown command 'nonsense'"),
-        (["tasks", "list"], "needs the path of a directory of tasks"),
+        (["tasks", "list"], "and the path of a directory of tasks"),
         (["report"], "needs one run directory"),
         (["experiment=terminal_rsi", "min_free_gib=1000000000"], "disk full"),
     ],

@@ -1,8 +1,5 @@
 """The verifier on a folder that plays the sandbox: commands run on the host with the machine's paths moved into it."""
 
-import asyncio
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,64 +7,9 @@ from pathlib import Path
 import pytest
 
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
-from termrsi.ports import Sandbox
-from termrsi.records import CommandResult, EnvironmentSpec, Snapshot, TaskSpec
+from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.reward.verifier import HarborVerifier, load_spec, read_reward, read_verdict
-
-
-class FolderSandbox:
-    """Absolute paths of the machine become paths below `root`, in commands and in the scripts that are put there."""
-
-    id = "folder"
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.events: list[str] = []
-        self.changed: list[str] = []
-        self.fault: SandboxError | None = None
-
-    def moved(self, text: str) -> str:
-        return re.sub(r"(?<![\w.}])/(logs|tests|app|\.room)\b", rf"{self.root}/\1", text)
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        self.events.append(command)
-        process = await asyncio.create_subprocess_exec(
-            "bash", "-c", self.moved(command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
-        return CommandResult(process.returncode or 0, output.decode())
-
-    async def put(self, source: Path | str, target: str) -> None:
-        self.events.append(f"put {target}")
-        if target == "/.room":
-            if self.fault is not None:
-                raise self.fault
-            shutil.copy2(source, self.moved(target))
-            return
-        shutil.copytree(source, self.moved(target), dirs_exist_ok=True)
-        for path in Path(self.moved(target)).rglob("*.sh"):
-            path.write_bytes(self.moved(path.read_bytes().decode()).encode())
-
-    async def get(self, source: str, target: Path | str) -> None:
-        shutil.copytree(self.moved(source), target, symlinks=True, dirs_exist_ok=True)
-
-    async def kill_processes(self) -> int:
-        self.events.append("kill")
-        return 0
-
-    async def replaced(self) -> list[str]:
-        return self.changed
-
-    async def snapshot(self) -> Snapshot:
-        raise NotImplementedError
-
-    async def fork(self, n: int) -> list[Sandbox]:
-        raise NotImplementedError
-
+from tests.folder_sandbox import FolderSandbox
 
 Make = Callable[..., TaskSpec]
 
@@ -244,13 +186,22 @@ def test_invalid_json_reward(tmp_path: Path, text: str) -> None:
         read_reward(tmp_path)
 
 
-def test_links_in_the_copied_logs_are_not_followed(tmp_path: Path) -> None:
+async def test_links_in_the_copied_logs_are_not_followed(box: FolderSandbox, make: Make, tmp_path: Path) -> None:
     (tmp_path / "host").write_text("1")
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "reward.txt").symlink_to(tmp_path / "host")
     with pytest.raises(VerifierError, match="no reward file"):
-        read_verdict(logs, tmp_path, "t", 0.0)
+        await HarborVerifier().verify(box, make(f"#!/bin/bash\nln -s {tmp_path}/host /logs/verifier/reward.txt\n"))
+
+
+def test_text_before_json_where_asked(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").write_text("1")
+    (tmp_path / "reward.json").write_text('{"reward": 0.5}')
+    assert read_reward(tmp_path, text_first=True) == 1.0
+    (tmp_path / "reward.txt").unlink()
+    assert read_reward(tmp_path, text_first=True) == 0.5
+    (tmp_path / "reward.json").unlink()
+    (tmp_path / "test-stdout.txt").write_text("1 passed in 0.1s")
+    with pytest.raises(VerifierError, match="no reward file"):
+        read_verdict(tmp_path, tmp_path, "t", 0.0, text_first=True)
 
 
 def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ It is looked for in TERMRSI_CORPUS, else beside the repository.
 
 import csv
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_row(row: dict[str, str]) -> None:
     for task in result.tasks:
         assert task.instruction
         assert task.environment.context or task.environment.docker_image
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_strict_agrees_with_the_formats_own_loader(row: dict[str, str], tmp_path: Path) -> None:
+    folder = ROOT / row["kind"] / row["id"]
+    if "no environment definition" in row["reference"]:  # it has an environment/, which is empty, and so not in every copy
+        folder = Path(shutil.copytree(folder, tmp_path / row["id"]))
+        (folder / "environment").mkdir(exist_ok=True)
+    result = tasks.load_dir(folder, strict=True)
+    assert bool(result.tasks) == (" rejects" not in row["reference"]), (row["reference"], result.skipped)
+    assert len(result.tasks) + len(result.skipped) == 1
 
 
 def test_the_whole_tree_loses_nothing() -> None:

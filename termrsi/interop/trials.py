@@ -1,0 +1,180 @@
+"""Scored rollouts as trial directories in Harbor's layout, so that its viewer and scripts made for it read a run of ours.
+
+    DIR/config.json, result.json                        the job
+    DIR/<task[:32]>__<7>/config.json, result.json       one trial: what was asked for, what came out
+    DIR/<task[:32]>__<7>/agent/trajectory.json          ATIF
+    DIR/<task[:32]>__<7>/verifier/reward.txt, ctrf.json, test-stdout.txt
+    DIR/<task[:32]>__<7>/artifacts/manifest.json
+
+A dropped episode has an exception and no reward: it is no 0.
+"""
+
+import asyncio
+import functools
+import hashlib
+import re
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from termrsi import __version__
+from termrsi.interop import atif
+from termrsi.ports import Rollouts
+from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, Verdict
+
+Json = dict[str, Any]  # Any: JSON
+_SPACE = uuid.UUID("5f1c2f0a-93c4-4a37-9d6d-0b6f3d3f7a10")  # of our names, so that the same episode has the same id
+
+
+class RecordedRollouts:
+    """`ports.Rollouts` that writes a trial directory for each result before it hands it on."""
+
+    def __init__(self, rollouts: Rollouts, directory: Path, *, model: str = "") -> None:
+        self._rollouts = rollouts
+        self._directory = directory
+        self._model = model
+
+    async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
+        by_id = {spec.id: spec for spec in specs}
+        async with aclosing(self._rollouts.run(specs)) as results:
+            async for result in results:
+                number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
+                await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
+                yield result
+
+    async def discard(self, snapshots: Sequence[Snapshot]) -> None:
+        await self._rollouts.discard(snapshots)
+
+
+def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> Path:
+    """One trial directory; the path. `result.json` comes last: a directory without one is half-written."""
+    trial = directory / _name(spec)
+    for name in ("agent", "verifier", "artifacts"):
+        (trial / name).mkdir(parents=True, exist_ok=True)
+    config = _config(spec, trial, model)
+    atif.dump(trial / "config.json", config)
+    atif.dump(trial / "artifacts" / "manifest.json", [])
+    if isinstance(result, ScoredRollout):
+        atif.dump(trial / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
+        _verifier(trial / "verifier", result.verdict)
+    atif.dump(trial / "result.json", _result(spec, result, trial, config, model))
+    return trial
+
+
+def _name(spec: EpisodeSpec) -> str:
+    short = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.task.id.rpartition("/")[2])[:32].strip("-.") or "task"
+    return f"{short}__{hashlib.sha256(spec.id.encode()).hexdigest()[:7]}"
+
+
+def _config(spec: EpisodeSpec, trial: Path, model: str) -> Json:
+    return {
+        "task": {"path": spec.task.path},
+        "trial_name": trial.name,
+        "trials_dir": str(trial.parent),
+        "agent": {
+            "import_path": "termrsi.interop.harbor:Agent",
+            "model_name": model or None,
+            "kwargs": {"harness": spec.harness, "temperature": spec.sampling.temperature, "top_p": spec.sampling.top_p},
+        },
+        "environment": {"type": None, "import_path": "termrsi.interop.harbor:Environment"},
+        "verifier": {},
+        "job_id": str(uuid.uuid5(_SPACE, str(trial.parent))),
+    }
+
+
+def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Path, config: Json, model: str) -> Json:
+    end = datetime.now(UTC)
+    said: Json = {
+        "schema_version": 1,
+        "id": str(uuid.uuid5(_SPACE, f"{trial.parent}/{spec.id}")),
+        "task_name": spec.task.id,
+        "trial_name": trial.name,
+        "trial_uri": trial.absolute().as_uri(),
+        "task_id": {"path": spec.task.path},
+        "source": None,
+        "task_checksum": _checksum(Path(spec.task.path)),
+        "config": config,
+        "agent_info": {
+            "name": f"termrsi-{spec.harness}",
+            "version": __version__,
+            "model_info": {"name": model, "provider": "termrsi"} if model else None,
+        },
+        "finished_at": end.isoformat(),
+        "verifier_environment_mode": "shared",
+    }
+    if isinstance(result, DroppedRollout):
+        said |= {
+            "started_at": end.isoformat(),
+            "agent_result": None,
+            "verifier_result": None,
+            "exception_info": _exception(result, end),
+            "reward_valid": False,
+        }
+        return said
+    rollout, verdict = result.rollout, result.verdict
+    begin = end - timedelta(seconds=rollout.wall_s + verdict.duration_s)
+    between = end - timedelta(seconds=verdict.duration_s)
+    said |= {
+        "started_at": begin.isoformat(),
+        "agent_execution": {"started_at": begin.isoformat(), "finished_at": between.isoformat()},
+        "verifier": {"started_at": between.isoformat(), "finished_at": end.isoformat()},
+        "agent_result": {
+            "n_input_tokens": rollout.prompt_tokens,
+            "n_cache_tokens": rollout.cached_tokens,
+            "n_output_tokens": rollout.completion_tokens,
+            "rollout_details": _details(rollout),
+            "metadata": {"stop": rollout.stop.value, "turns": len(rollout.turns), "attempt": rollout.attempt},
+        },
+        "verifier_result": {"rewards": {"reward": verdict.reward}},
+        "exception_info": None,
+        "reward_valid": True,
+    }
+    return said
+
+
+def _details(rollout: Rollout) -> list[Json]:
+    """One segment: every call with its whole prompt."""
+    calls = list(atif.tokens(rollout.chunks))
+    return [
+        {
+            "prompt_token_ids": [prompt for prompt, _, _ in calls],
+            "completion_token_ids": [ids for _, ids, _ in calls],
+            "logprobs": [logprobs for _, _, logprobs in calls],
+        }
+    ]
+
+
+def _exception(result: DroppedRollout, when: datetime) -> Json:
+    kind, found, what = result.reason.partition(": ")
+    known = found and kind.endswith("Error")
+    return {
+        "exception_type": kind if known else "TaskError",
+        "exception_message": what if known else result.reason,
+        "exception_traceback": "",
+        "occurred_at": when.isoformat(),
+    }
+
+
+def _verifier(folder: Path, verdict: Verdict) -> None:
+    (folder / "reward.txt").write_text(f"{verdict.reward:g}\n")
+    (folder / "test-stdout.txt").write_text(verdict.log)
+    outcomes = (("passed", verdict.passed), ("failed", verdict.failed), ("skipped", verdict.skipped))
+    tests = [{"name": name, "status": status, "duration": 0} for status, names in outcomes for name in names]
+    if tests:
+        counts = {status: len(names) for status, names in outcomes}
+        summary = {"tests": len(tests), **counts, "pending": 0, "other": 0, "start": 0, "stop": 0}
+        tool = {"name": f"termrsi ({verdict.source})", "version": __version__}
+        atif.dump(folder / "ctrf.json", {"results": {"tool": tool, "summary": summary, "tests": tests}})
+
+
+@functools.lru_cache(maxsize=4096)  # a run has many trials of one task, which does not change meanwhile
+def _checksum(root: Path) -> str:
+    """Of a task directory's files: SHA-256 over sorted paths and contents, each behind its length."""
+    total = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink()):
+        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+            total.update(len(part).to_bytes(4, "big") + part)
+    return total.hexdigest()

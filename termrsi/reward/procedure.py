@@ -1,0 +1,125 @@
+"""What every verifier does around its tests: end what the agent left running, clean, put fresh tests, run them, fetch the logs.
+
+Nothing here knows a format. A result that cannot be trusted is a VerifierError and never a reward of 0; what the agent did to its
+own sandbox is a 0. The agent's processes are dead before the tests start, and what the tests ran of the agent's is dead before the
+result is read; an agent that replaced a program which every test script runs through (`watched`) scores 0 without a test.
+"""
+
+import dataclasses
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from termrsi import watched
+from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
+from termrsi.ports import Sandbox
+from termrsi.records import TaskSpec, Verdict
+from termrsi.reward import kit, reports
+
+LOGS = "/logs/verifier"
+GRACE_S = 15.0  # over the verifier's own time-out, for the sandbox to notice
+FINISHED = "verifier-finished"
+LOG_BYTES = 16 << 10  # of the tests' output, kept with a verdict
+ROOM, ROOM_BYTES = "/.room", 4 << 20  # what tests and their report may need
+
+# `/logs` or `/tests` may be a link to anywhere, or a file. A mounted directory cannot be removed: emptying it is enough.
+_CLEAN = (
+    f"rm -rf {ROOM} {kit.PLACE}; "
+    "for d in /logs /tests; do if [ -L $d ] || { [ -e $d ] && [ ! -d $d ]; }; then rm -f $d; fi; done; "
+    f"rm -rf /tests {LOGS} 2> /dev/null; mkdir -p /tests {LOGS} && chmod 777 {LOGS} && "
+    f'[ ! -L {LOGS} ] && [ -z "$(ls -A /tests)" ] && [ -z "$(ls -A {LOGS})" ]'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests of one task, as their format has them."""
+
+    puts: tuple[tuple[Path, str], ...]  # what of the host's goes where in the sandbox, in this order
+    script: str  # its path in the sandbox
+    timeout_s: float
+    read: Callable[[Path, float], Verdict]  # a copy of the log directory, seconds -> verdict. Raises VerifierError
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    workdir: str | None = None  # None: where the shell starts
+    windows_lines: bool = False  # of the script: repaired
+    kit: Path | None = None  # what stands for the network (`kit`): there for the tests alone
+
+
+async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite) -> Verdict:
+    """Score the sandbox's present state. It is no restart point afterwards: snapshot first.
+
+    A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be had,
+    SandboxError from below.
+    """
+    started = time.monotonic()
+    try:
+        return await _judge(sandbox, task, suite, started)
+    except SandboxSpoiled:
+        return Verdict(False, 0.0, source="spoiled", duration_s=time.monotonic() - started)
+
+
+async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float) -> Verdict:
+    lost: SandboxError | None = None
+    try:
+        await sandbox.kill_processes()
+    except SandboxError as error:  # also by an agent whose `bash` is none
+        lost = error
+    try:
+        replaced = tuple(await sandbox.replaced())
+    except SandboxError as error:
+        raise (lost or error) from error
+    if any(watched.relied_on(path) and path not in task.touches for path in replaced):
+        # Whatever the tests said now, a program of the agent would have said it.
+        return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
+    if lost is not None:
+        raise lost
+    await _look_for_room(sandbox)
+    cleaned = await sandbox.run(_CLEAN, GRACE_S)
+    if cleaned.exit_code != 0:
+        raise VerifierError("the log and test directories could not be emptied", task.id)
+    for source, target in (*suite.puts, *(((suite.kit, kit.PLACE),) if suite.kit else ())):
+        await sandbox.put(source, target)
+    await _run(sandbox, task, suite)
+    await sandbox.kill_processes()  # what the tests ran of the agent's may still write
+    with tempfile.TemporaryDirectory(prefix=f"termrsi-verify-{os.getpid()}-") as folder:
+        await sandbox.get(LOGS, folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_symlink():  # it would be followed on this machine, not inside the sandbox
+                path.unlink()
+        verdict = suite.read(Path(folder), time.monotonic() - started)
+        log = Path(folder, reports.STDOUT)
+        said = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.is_file() else ""
+    return dataclasses.replace(verdict, replaced=replaced, log=said)
+
+
+async def _look_for_room(sandbox: Sandbox) -> None:
+    """Raises SandboxSpoiled if the agent filled its disk, SandboxError if a machine's is full: the backend knows which."""
+    with tempfile.NamedTemporaryFile(prefix=f"termrsi-room-{os.getpid()}-") as room:
+        room.write(os.urandom(ROOM_BYTES))  # not zeros, which take no room
+        room.flush()
+        await sandbox.put(room.name, ROOM)
+
+
+async def _run(sandbox: Sandbox, task: TaskSpec, suite: Suite) -> None:
+    script = shlex.quote(suite.script)
+    fix = f"sed -i 's/\\r$//' {script}; " if suite.windows_lines else ""
+    # The script is executed, not sourced, so that its own shebang counts; its exit code does not.
+    offline = f"export PATH={kit.PLACE}/bin:$PATH PYTHONPATH={kit.PLACE}/site; " if suite.kit else ""
+    inner = f"{offline}{script} > {LOGS}/{reports.STDOUT} 2>&1; echo {FINISHED}"
+    if suite.user not in (None, "root", "0"):
+        inner = f"su -s /bin/bash {shlex.quote(str(suite.user))} -c {shlex.quote(inner)}"
+    settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in suite.env.items())
+    place = suite.workdir
+    command = (
+        f"{fix}chmod +x {script}; {f'cd {shlex.quote(place)} 2> /dev/null; ' if place else ''}"
+        f"env -u BASH_ENV -u ENV -u LD_PRELOAD {settings} timeout -k 5 {suite.timeout_s:g} bash -c {shlex.quote(inner)}"
+    )
+    result = await sandbox.run(command, suite.timeout_s + GRACE_S)
+    if FINISHED not in result.output:
+        what = f"no end within {suite.timeout_s:g} s" if result.timed_out or result.exit_code in (124, 137) else "it broke off"
+        raise VerifierError(f"{what}: {result.output[-200:]!r}", task.id)

@@ -1,0 +1,117 @@
+"""Terminal-Bench 1.x's verifier contract: run-tests.sh and the contents of `tests/` go to /tests, and its output is parsed.
+
+A task is solved if every check has passed. As in terminal-bench 0.2.18 a skipped check and an expected failure keep no task from
+being solved; other than there, a report without any check is a VerifierError (there it counts as solved), the whole log is read
+rather than a screen of 160 columns, and pytest is asked for its summary where the script does not.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from termrsi.errors import TaskError, VerifierError
+from termrsi.ports import Sandbox
+from termrsi.records import TaskSpec, Verdict
+from termrsi.reward import reports
+from termrsi.reward.kit import Kit
+from termrsi.reward.procedure import Suite, judge
+
+DEFAULT_TIMEOUT_S = 60.0
+
+_BLOCK = re.compile(r"results starts here[^\n]*\n(.*?)\n[^\n]*results ends here", re.DOTALL)
+_NO_PYTEST = re.compile(r"No module named pytest|pytest: (?:command )?not found")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSpec:
+    """The verifier's side of a task."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    parser: str = "pytest"
+
+
+def load_spec(path: Path | str) -> VerifierSpec:
+    """Raises TaskError if task.yaml cannot be read."""
+    file = Path(path) / "task.yaml"
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        given = data.get("max_test_timeout_sec") if isinstance(data, dict) else None
+        timeout_s = DEFAULT_TIMEOUT_S if given is None else float(given)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
+        raise TaskError(f"cannot be read: {' '.join(str(error).split())}", str(file)) from error
+    if not isinstance(data, dict):
+        raise TaskError("is not a mapping", str(file))
+    return VerifierSpec(timeout_s, str(data.get("parser_name") or "pytest"))
+
+
+class TerminalBenchVerifier:
+    """Implements `ports.Verifier` for task directories with `task.yaml` and `run-tests.sh`."""
+
+    def __init__(self, *, timeout_multiplier: float = 1.0, kit: Kit | None = None) -> None:
+        self._multiplier = timeout_multiplier
+        self._kit = kit
+
+    async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
+        """See `procedure.judge`. Raises TaskError, too, if the task has no verifier that is known here."""
+        return await judge(sandbox, task, self.suite(task))
+
+    def suite(self, task: TaskSpec) -> Suite:
+        """Raises TaskError."""
+        root = Path(task.path)
+        script, tests = root / "run-tests.sh", root / "tests"
+        if not script.is_file():
+            raise TaskError("there is no run-tests.sh", task.path)
+        spec = load_spec(root)
+        read = _PARSERS.get(spec.parser)
+        if read is None:
+            raise TaskError(f"parser_name {spec.parser!r} is not known", task.path, f"valid: {', '.join(_PARSERS)}")
+        return Suite(
+            puts=(*(((tests, "/tests"),) if tests.is_dir() else ()), (script, "/tests/run-tests.sh")),
+            script="/tests/run-tests.sh",
+            timeout_s=spec.timeout_s * self._multiplier,
+            read=lambda logs, seconds: read(logs, task.id, seconds),
+            env={"TEST_DIR": "/tests", "T_BENCH_TEST_DIR": "/tests", "PYTEST_ADDOPTS": "-rA"},
+            workdir=task.environment.workdir,
+            windows_lines=b"\r\n" in script.read_bytes(),
+            kit=self._kit.part(task.path) if self._kit else None,
+        )
+
+
+def _pytest(logs: Path, task_id: str, seconds: float) -> Verdict:
+    report = reports.parse(logs)
+    if report.source == "none":
+        text = _text(logs)
+        why = "pytest is not there" if _NO_PYTEST.search(text) else f"its output names no test: {text[-200:]!r}"
+        raise VerifierError(f"the verifier never ran its tests: {why}", task_id)
+    solved = not report.failed
+    return Verdict(solved, float(solved), report.passed, report.failed, report.skipped, report.source, seconds)
+
+
+def _marked(word: str) -> Callable[[Path, str, float], Verdict]:
+    """A block between two marker lines says in one line whether the task is solved."""
+
+    def read(logs: Path, task_id: str, seconds: float) -> Verdict:
+        found = _BLOCK.search(_text(logs))
+        if found is None:
+            raise VerifierError("the verifier never ran its tests: its output has no block of results", task_id)
+        solved = found[1].strip() == word
+        passed, failed = (("tests",), ()) if solved else ((), ("tests",))
+        return Verdict(solved, float(solved), passed, failed, (), "block", seconds)
+
+    return read
+
+
+_PARSERS: dict[str, Callable[[Path, str, float], Verdict]] = {
+    "pytest": _pytest,
+    "swebench": _marked("PASSED"),
+    "sweperf": _marked("PASSED"),
+    "mlebench": _marked("ALL TESTS PASSED"),
+}
+
+
+def _text(logs: Path) -> str:
+    file = logs / reports.STDOUT
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""

@@ -1,0 +1,213 @@
+"""Against the real Harbor, under its own interpreter: its models read our trials, its loader agrees with ours, its command line
+runs our agent and our sandbox. Skipped where `launch/test.sh` found no Python 3.12 for it.
+"""
+
+import csv
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from termrsi import tasks
+from termrsi.driver import main
+from termrsi.reward.verifier import load_spec
+from termrsi.sandbox import check
+from termrsi.tasks import bundled
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv-harbor"
+CORPUS = Path(os.environ.get("TERMRSI_CORPUS", ROOT.parent / "shared" / "corpus"))
+pytestmark = [
+    pytest.mark.harbor,
+    pytest.mark.skipif(not (VENV / "bin" / "harbor").is_file(), reason="no Harbor: launch/test.sh found no Python 3.12"),
+]
+
+
+def harbor(*arguments: str, timeout_s: float = 240.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment}
+    env.pop("VIRTUAL_ENV", None)
+    return subprocess.run(
+        [str(VENV / "bin" / "python"), *arguments], capture_output=True, text=True, env=env, timeout=timeout_s, check=False
+    )
+
+
+def side(verb: str, *paths: Path) -> Any:  # Any: parsed JSON
+    done = harbor(str(ROOT / "tests" / "harbor_side.py"), verb, *map(str, paths))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_the_trials_of_a_run_are_harbors(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["experiment=terminal_rsi", "scale=dry", "trials=true", f"run_dir={run}", "stage=base_eval"]) == 0
+    trials = sorted(path.parent for path in run.glob("stages/base_eval/trials/*/result.json"))
+    assert len(trials) >= 8
+    assert side("trials", *trials) == [path.name for path in trials]
+
+
+def agreeing() -> list[Path]:
+    """Corpus tasks that Harbor's loader accepts; where there is no corpus, bundled ones."""
+    index = CORPUS / "index.tsv"
+    if not index.is_file():
+        return []
+    with index.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    found = [CORPUS / row["kind"] / row["id"] for row in rows if row["format"] == "harbor" and " rejects" not in row["reference"]]
+    return [path for path in found if (path / "environment").is_dir()]
+
+
+def test_our_fields_are_harbors(cache: Path) -> None:
+    ours = bundled.ensure(cache / "tasks", split="train", seeds=range(1), levels=[1])
+    paths = [*agreeing(), *(path.parent for path in sorted(ours.rglob("task.toml"))[:5])]
+    for path, theirs in side("fields", *paths).items():
+        assert "error" not in theirs, (path, theirs)
+        (task,) = tasks.load_dir(path, strict=True).tasks
+        environment = task.environment
+        if not theirs["steps"]:
+            assert task.instruction.strip() == theirs["instruction"].strip(), path
+        assert (task.id, task.agent_timeout_s) == (theirs["name"], theirs["agent_timeout"]), path
+        assert (environment.cpus, environment.memory_mb, environment.storage_mb) == (
+            theirs["cpus"],
+            theirs["memory_mb"],
+            theirs["storage_mb"],
+        ), path
+        assert (environment.docker_image, environment.workdir) == (theirs["docker_image"], theirs["workdir"]), path
+        assert (dict(environment.env), environment.build_timeout_s) == (theirs["env"], theirs["build_timeout"]), path
+        assert environment.network == theirs["network"], path
+        if not any("${" in value for value in theirs["verifier_env"].values()):  # ours are resolved already
+            spec = load_spec(path)
+            assert (spec.timeout_s, spec.env) == (theirs["verifier_timeout"], theirs["verifier_env"]), path
+
+
+def test_strict_refuses_what_harbor_refuses(tmp_path: Path) -> None:
+    """The same damage, shown to both."""
+    good = {"instruction.md": "Do it.\n", "environment/Dockerfile": "FROM a\n", "tests/test.sh": "#!/bin/bash\n"}
+    damage = {
+        "fine": "",
+        "numbers-as-text": '[agent]\ntimeout_sec = "60"\n[environment]\nmemory_mb = "512"\n',
+        "name": '[task]\nname = "no slash"\n',
+        "version": "version = 1.0\n",
+        "memory": '[environment]\nmemory = "2GB"\n',
+        "memory-number": "[environment]\nmemory = 512\n",
+        "environment": "[environment.env]\nA = 1\n",
+        "network": '[environment]\nnetwork_mode = "none"\n',
+        "hosts": '[environment]\nallowed_hosts = ["a"]\n',
+        "metadata": "metadata = 1\n",
+        "shared": '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n',
+        "unknown": "[environment]\nflavour = 1\n",
+    }
+    for name, config in damage.items():
+        for file, text in (good | {"task.toml": config}).items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+    theirs = side("fields", *(tmp_path / name for name in damage))
+    for name in damage:
+        refused = "error" in theirs[str(tmp_path / name)]
+        assert bool(tasks.load_dir(tmp_path / name, strict=True).skipped) == refused, (name, theirs[str(tmp_path / name)])
+
+
+TEST = """#!/bin/bash
+echo "in $PWD as $(id -un)"
+if [ "$(cat /app/answer 2>/dev/null)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+@pytest.fixture
+def one_task(tmp_path: Path) -> Path:
+    root = tmp_path / "collection" / "one-task"
+    files = {
+        "task.toml": 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\nworkdir = "/app"\n',
+        "instruction.md": "Write 42 to /app/answer.\n",
+        "environment/Dockerfile": "FROM debian:bookworm\nWORKDIR /app\nRUN echo built > /built\n",
+        "tests/test.sh": TEST,
+        "solution/solve.sh": "#!/bin/bash\ncat /built\necho 42 > /app/answer\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def trial_of(jobs: Path) -> tuple[Path, dict[str, Any]]:
+    (file,) = jobs.glob("*/*/result.json")
+    return file.parent, json.loads(file.read_text())
+
+
+def run_harbor(task: Path, jobs: Path, *more: str) -> tuple[Path, dict[str, Any]]:
+    if reasons := check.missing("local"):
+        pytest.skip("; ".join(reasons))
+    command = [str(VENV / "bin" / "harbor"), "run", "-p", str(task), "-o", str(jobs), "-y", "-n", "1"]
+    done = harbor(*command, "-e", "termrsi.interop.harbor:Environment", *more)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return trial_of(jobs)
+
+
+def test_harbors_oracle_in_our_sandbox(one_task: Path, tmp_path: Path) -> None:
+    trial, result = run_harbor(one_task, tmp_path / "jobs", "-a", "oracle")
+    assert result["exception_info"] is None, result["exception_info"]
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    assert (trial / "verifier" / "test-stdout.txt").read_text() == "in /app as root\n"
+
+
+@pytest.fixture
+def server(embedded: Path) -> Iterator[str]:
+    """Speaks as vLLM does, with replies that were written before: real token ids of the embedded model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded)
+    replies = ["```bash\necho 42 > /app/answer; cd /tmp; x=5\n```", "```bash\npwd; echo $x; export x\n```", "no block", "DONE"]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            ids = [*tokenizer.encode(replies.pop(0), add_special_tokens=False), tokenizer.eos_token_id]
+            choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "finish_reason": "stop"}
+            body = json.dumps({"choices": [choice], "usage": {"prompt_tokens_details": None}}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}/v1"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_our_agent_in_our_sandbox_under_harbor(one_task: Path, tmp_path: Path, server: str, embedded: Path) -> None:
+    options = [f"url={server}", f"tokenizer={embedded}", "harness=react", "max_turns=6"]
+    more = [word for option in options for word in ("--ak", option)]
+    trial, result = run_harbor(one_task, tmp_path / "jobs", "-a", "termrsi.interop.harbor:Agent", "-m", "termrsi/smollm2", *more)
+    assert result["exception_info"] is None, result["exception_info"]
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    assert (result["agent_info"]["name"], result["agent_result"]["metadata"]) == ("termrsi", {"stop": "done", "turns": 4})
+    details = result["agent_result"]["rollout_details"][0]
+    assert [len(ids) for ids in details["completion_token_ids"]] == [len(logprobs) for logprobs in details["logprobs"]]
+    trajectory = json.loads((trial / "agent" / "trajectory.json").read_text())
+    seen = [step["observation"]["results"][0]["content"] for step in trajectory["steps"] if "observation" in step]
+    assert seen[:2] == ["[exit 0]", "[exit 0]\n/tmp"]  # the directory lasts; a variable that is not exported does not
+    assert "no command" in seen[2]
+
+
+def test_a_wrong_option_is_told_before_a_trial(one_task: Path, tmp_path: Path) -> None:
+    command = [str(VENV / "bin" / "harbor"), "run", "-p", str(one_task), "-o", str(tmp_path / "jobs"), "-y"]
+    done = harbor(*command, "-e", "termrsi.interop.harbor:Environment", "-a", "termrsi.interop.harbor:Agent", "--ak", "url=x")
+    said = done.stdout + done.stderr + "".join(path.read_text() for path in (tmp_path / "jobs").rglob("exception.txt"))
+    assert "needs --ak tokenizer" in said.replace("\n", " ")
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """Of the sandboxes of the tests above: Harbor's process has ended, and so have they."""
+    from termrsi.sandbox import local
+
+    assert local.reap("harbor") == []

@@ -1,0 +1,62 @@
+# pyright: reportMissingImports=false
+"""What Harbor's own models say, for tests that compare with them. Run by its interpreter: `python harbor_side.py VERB PATH ...`.
+
+fields PATH ...     one JSON object: path -> fields of the task, or {"error": text}
+trials PATH ...     each trial directory's config, result and trajectory through Harbor's models; raises if one is refused
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def fields(path: str) -> dict[str, object]:
+    from harbor.models.task.task import Task
+
+    try:
+        task = Task(path)
+    except Exception as error:  # noqa: BLE001 of whatever kind: that it is refused is the answer
+        return {"error": f"{type(error).__name__}: {error}"}
+    config, environment = task.config, task.config.environment
+    return {
+        "name": task.name,
+        "instruction": task.instruction,
+        "agent_timeout": config.agent.timeout_sec,
+        "verifier_timeout": config.verifier.timeout_sec,
+        "verifier_user": config.verifier.user,
+        "verifier_env": config.verifier.env,
+        "cpus": environment.cpus,
+        "memory_mb": environment.memory_mb,
+        "storage_mb": environment.storage_mb,
+        "docker_image": environment.docker_image or None,
+        "workdir": environment.workdir,
+        "env": environment.env,
+        "build_timeout": environment.build_timeout_sec,
+        "network": environment.network_mode.value == "public",
+        "steps": [step.name for step in config.steps or []],
+    }
+
+
+def trial(path: Path) -> str:
+    from harbor.models.trajectories.trajectory import Trajectory
+    from harbor.models.trial.config import TrialConfig
+    from harbor.models.trial.result import TrialResult
+
+    TrialConfig.model_validate_json((path / "config.json").read_text())
+    result = TrialResult.model_validate_json((path / "result.json").read_text())
+    valid = result.verifier_result is not None
+    if result.reward_valid is not valid:
+        raise AssertionError(f"{path}: reward_valid is {result.reward_valid}")
+    file = path / "agent" / "trajectory.json"
+    if file.is_file():
+        trajectory = Trajectory.model_validate_json(file.read_text())
+        calls = [step for step in trajectory.steps if step.source == "agent"]
+        if not all(len(step.metrics.completion_token_ids) == len(step.metrics.logprobs) > 0 for step in calls):
+            raise AssertionError(f"{path}: tokens without log-probabilities")
+    return result.trial_name
+
+
+if __name__ == "__main__":
+    verb, paths = sys.argv[1], sys.argv[2:]
+    answer = {path: fields(path) for path in paths} if verb == "fields" else [trial(Path(path)) for path in paths]
+    sys.stdout.write(json.dumps(answer))

@@ -1,0 +1,89 @@
+"""`termrsi tasks`: options, what is listed and shown, and exit codes. What runs in sandboxes: `flow/test_check_tasks.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from termrsi import task_commands
+from termrsi.errors import ConfigError
+from termrsi.task_commands import Options
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """A good task, one that is repaired, one that is refused, one of the older format."""
+    for name, config in (("good", ""), ("repaired", "version = 1.0\n[environment]\nimage = 'a'\n"), ("refused", "[task]\n")):
+        root = tmp_path / name
+        for file, text in (
+            ("instruction.md", f"Do {name}."),
+            ("environment/Dockerfile", "FROM a\n"),
+            ("tests/test.sh", "exit 1\n"),
+        ):
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).write_text(text)
+        (root / "task.toml").write_text(config)
+    root = tmp_path / "older"
+    root.mkdir()
+    for file in ("docker-compose.yaml", "run-tests.sh", "Dockerfile"):
+        (root / file).write_text("services:\n  client:\n")
+    (root / "task.yaml").write_text("instruction: Do older.\nmax_test_timeout_sec: 7\n")
+    return tmp_path
+
+
+def test_options() -> None:
+    found = Options.of(["strict=true", "backend=docker", "attempts=3", "jobs=2", "run=false"])
+    assert (found.strict, found.backend, found.attempts, found.jobs, found.run) == (True, "docker", 3, 2, False)
+    assert Options.of([]) == Options()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strikt=true"], "unknown option 'strikt=true'; nearest: strict="),
+        (["strict"], "nearest: strict="),
+        (["zzz=1"], "termrsi tasks list|show|check|kit PATH"),
+        (["strict=maybe"], "valid: true or false"),
+        (["attempts=0"], "whole number from 1 on"),
+        (["attempts=-1"], "whole number"),
+        (["jobs=many"], "whole number"),
+    ],
+)
+def test_bad_options_are_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Options.of(words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [[], ["list"], ["show"], ["lsit", "."], ["list", "strict=true"], ["list", "/nowhere"]])
+def test_bad_commands_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        task_commands.run(arguments)
+
+
+def test_list_names_everything_and_tells_what_was_refused(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert task_commands.run(["list", str(collection)]) == 1
+    out = capsys.readouterr().out
+    for word in ("good", "repaired", "older", "Dockerfile", 'version read as "1.0"', "unknown key environment.image"):
+        assert word in out
+    assert f"refused {collection}/refused: task.toml: [task].name is missing" in out
+    assert "3 tasks, 1 refused" in out
+
+
+def test_strict_refuses_what_lenient_repairs(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert task_commands.run(["list", str(collection), "strict=true"]) == 1
+    assert "2 tasks, 2 refused" in capsys.readouterr().out
+
+
+def test_show_tells_the_verifiers_contract(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert task_commands.run(["show", str(collection / "good")]) == 0
+    assert task_commands.run(["show", str(collection / "older")]) == 0
+    out = capsys.readouterr().out
+    for word in ("Do good.", "/tests/test.sh, 600 s", "Do older.", "/tests/run-tests.sh, 7 s", "2048 MiB"):
+        assert word in out
+
+
+def test_check_without_runs_tells_what_loading_tells(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert task_commands.run(["check", str(collection / "good"), "run=false"]) == 0
+    assert task_commands.run(["check", str(collection), "run=false"]) == 1
+    assert "passes" not in capsys.readouterr().out

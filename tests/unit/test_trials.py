@@ -1,0 +1,146 @@
+"""Trial directories and trajectories: what Harbor's layout asks for, the sampler's own tokens, no score for what was dropped."""
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import pytest
+
+from termrsi.harness import variants
+from termrsi.interop import atif, trials
+from termrsi.records import (
+    Chunk,
+    DroppedRollout,
+    EnvironmentSpec,
+    EpisodeSpec,
+    Limits,
+    Rollout,
+    SamplingParams,
+    ScoredRollout,
+    Snapshot,
+    StopReason,
+    TaskSpec,
+    Turn,
+    Verdict,
+)
+
+CHUNK = Chunk((1, 2, 3, 4, 9, 5, 6), (0, 0, 1, 1, 0, 1, 1), (0, 0, 0, 0, 0, 1, 1), (-0.1, -0.2, -0.3, -0.4))
+TURNS = (Turn("ls", "ls", "[exit 0]\na", 0, completion_tokens=2), Turn("DONE", None, "", completion_tokens=2))
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> TaskSpec:
+    root = tmp_path / "task"
+    root.mkdir()
+    (root / "instruction.md").write_text("Do it.")
+    return TaskSpec("org/my task", "f", "Do it.", str(root), EnvironmentSpec())
+
+
+def spec(task: TaskSpec, name: str = "e1", harness: str = "react") -> EpisodeSpec:
+    return EpisodeSpec(name, "g", task, harness, SamplingParams(), Limits())
+
+
+def scored(name: str = "e1", verdict: Verdict | None = None) -> ScoredRollout:
+    rollout = Rollout(
+        name, "g", "org/my task", "f", "react", (CHUNK,), TURNS, StopReason.done, prompt_tokens=7, completion_tokens=4
+    )
+    return ScoredRollout(rollout, verdict or Verdict(False, 0.5, ("a",), ("b",), ("c",), "ctrf", 2.0, log="1 failed\n"))
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_each_call_has_its_whole_prompt_and_the_samplers_tokens(task: TaskSpec) -> None:
+    document = atif.trajectory(spec(task), scored().rollout, model="m")
+    assert document["schema_version"] == "ATIF-v1.7"
+    assert [step["step_id"] for step in document["steps"]] == [1, 2, 3, 4]
+    assert [step["source"] for step in document["steps"]] == ["system", "user", "agent", "agent"]
+    assert document["steps"][1]["message"] == "Do it."
+    first, second = document["steps"][2], document["steps"][3]
+    assert first["metrics"]["prompt_token_ids"] == [1, 2]
+    assert first["metrics"]["completion_token_ids"] == [3, 4]
+    assert first["metrics"]["logprobs"] == [-0.1, -0.2]
+    assert second["metrics"]["prompt_token_ids"] == [1, 2, 3, 4, 9]
+    assert second["metrics"]["completion_token_ids"] == [5, 6]
+    (call,) = first["tool_calls"]
+    assert first["observation"]["results"] == [{"content": "[exit 0]\na", "source_call_id": call["tool_call_id"]}]
+    assert "tool_calls" not in second
+    assert document["final_metrics"] == {
+        "total_prompt_tokens": 7,
+        "total_completion_tokens": 4,
+        "total_cached_tokens": 0,
+        "total_steps": 4,
+    }
+    assert "null" not in json.dumps(document)
+
+
+@pytest.mark.parametrize("harness", variants.names())
+def test_every_harness_makes_a_trajectory(task: TaskSpec, harness: str) -> None:
+    document = atif.trajectory(spec(task, harness=harness), scored().rollout)
+    assert ("tool_definitions" in document["agent"]) == bool(variants.get(harness).tools)
+
+
+def test_turns_that_disagree_with_tokens_are_refused(task: TaskSpec) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match="1 turns but 2 calls"):
+        atif.trajectory(spec(task), replace(scored().rollout, turns=TURNS[:1]))
+
+
+def test_a_trial(task: TaskSpec, tmp_path: Path) -> None:
+    trial = trials.write(tmp_path / "trials", spec(task), scored(), model="m")
+    assert trial.name.startswith("my-task__")
+    assert len(trial.name.rpartition("__")[2]) == 7
+    result = read(trial / "result.json")
+    assert (result["task_name"], result["trial_name"]) == ("org/my task", trial.name)
+    assert (result["verifier_result"], result["reward_valid"], result["exception_info"]) == (
+        {"rewards": {"reward": 0.5}},
+        True,
+        None,
+    )
+    assert result["agent_result"]["rollout_details"][0]["completion_token_ids"] == [[3, 4], [5, 6]]
+    assert result["started_at"] <= result["verifier"]["started_at"] <= result["finished_at"]
+    assert (trial / "verifier" / "reward.txt").read_text() == "0.5\n"
+    assert (trial / "verifier" / "test-stdout.txt").read_text() == "1 failed\n"
+    tests = read(trial / "verifier" / "ctrf.json")["results"]["tests"]
+    assert [(test["name"], test["status"]) for test in tests] == [("a", "passed"), ("b", "failed"), ("c", "skipped")]
+    assert read(trial / "config.json") == result["config"]
+    assert read(trial / "agent" / "trajectory.json")["steps"]
+
+
+def test_what_was_dropped_has_no_reward(task: TaskSpec, tmp_path: Path) -> None:
+    trial = trials.write(tmp_path / "trials", spec(task), DroppedRollout("e1", "g", task.id, "SandboxError: lost: gone", 3))
+    result = read(trial / "result.json")
+    assert (result["verifier_result"], result["reward_valid"]) == (None, False)
+    assert (result["exception_info"]["exception_type"], result["exception_info"]["exception_message"]) == (
+        "SandboxError",
+        "lost: gone",
+    )
+    assert list((trial / "verifier").iterdir()) == []
+
+
+def test_episodes_of_one_task_do_not_meet(task: TaskSpec, tmp_path: Path) -> None:
+    first, second = (trials.write(tmp_path, spec(task, name), scored(name)) for name in ("e1", "e2"))
+    assert first != second
+    assert read(first / "result.json")["task_checksum"] == read(second / "result.json")["task_checksum"]
+
+
+async def test_recorded_rollouts_hand_on_what_they_wrote(task: TaskSpec, tmp_path: Path) -> None:
+    class Plain:
+        discarded: Sequence[Snapshot] = ()
+
+        async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
+            for one in specs:
+                yield scored(one.id) if one.id != "e2" else DroppedRollout("e2", "g", task.id, "late", 1)
+
+        async def discard(self, snapshots: Sequence[Snapshot]) -> None:
+            self.discarded = snapshots
+
+    plain = Plain()
+    recorded = trials.RecordedRollouts(plain, tmp_path / "trials")
+    found = [one async for one in recorded.run([spec(task, "e1"), spec(task, "e2")])]
+    assert [type(one) for one in found] == [ScoredRollout, DroppedRollout]
+    assert len(list((tmp_path / "trials").glob("*/result.json"))) == 2
+    await recorded.discard([])
+    assert plain.discarded == []
