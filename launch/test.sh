@@ -8,7 +8,6 @@ if [[ $EUID -eq 0 ]]; then
         NEEDED+=(docker:docker.io dockerd:docker.io docker-compose:docker-compose debootstrap:debootstrap)
     fi
 fi
-setup
 # Harbor needs a newer Python: what is compared with it is tested where there is one.
 harbor_environment() {
     local candidate python="" venv="$ROOT/.venv-harbor"
@@ -27,7 +26,11 @@ harbor_environment() {
         rm -rf "$venv"
     fi
 }
-harbor_environment
+harbor_environment & # beside the rest of the set-up: neither waits for the other
+harbor=$!
+trap 'kill "$harbor" 2>/dev/null || true' EXIT
+setup
+wait "$harbor" || true # it has said why
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=1
 

@@ -324,18 +324,20 @@ class Shell:
         self._wire.drain()
         self._collector = Collector(1)  # what is said from here on ("Killed") is our doing, and is read only to be gone
         done = self._done = self._loop.create_future()
-        for signal, wait_s in ((UNWIND_SIGNAL, 0.1), (EXIT_SIGNAL, 1.0), (EXIT_SIGNAL, 2.0)):  # a loaded machine answers late
+        for signal, wait_s in ((UNWIND_SIGNAL, 0.1), (EXIT_SIGNAL, 1.0), (EXIT_SIGNAL, 3.0)):  # a loaded machine answers late
             await self._host.kill_since(last_pid, tick, give_up_s=0.05, signal=signal)
             with contextlib.suppress(TimeoutError):
                 _, ended = await asyncio.wait_for(asyncio.shield(done), wait_s)
                 # Once more, for what the shell began between the two; nothing begins anything now.
                 if not await self._host.kill_since(last_pid, tick, give_up_s=5.0):
                     break
-                if not ended:
-                    # Lets bash say now, unheard, which of its jobs were killed; else the next command would begin with it.
-                    done = self._done = self._loop.create_future()
-                    self._write("")
-                    _, ended = await asyncio.wait_for(asyncio.shield(done), wait_s)
+                for _ in range(2):
+                    # Lets bash say now, unheard, which of its jobs were killed; else the next command would begin with it. Twice:
+                    # it may do so after the line that it was reading meanwhile, which is the first report.
+                    if not ended:
+                        done = self._done = self._loop.create_future()
+                        self._write("")
+                        _, ended = await asyncio.wait_for(asyncio.shield(done), max(wait_s, 1.0))
                 self._wire.drain()
                 return ended
         await self._host.kill_all()

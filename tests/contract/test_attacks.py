@@ -27,7 +27,7 @@ SECRET = "planted-7f3a9c"
 @pytest.fixture
 async def agent(make: Make) -> AsyncIterator[Sandbox]:
     """A sandbox in which the attack runs; one more works afterwards."""
-    yield await make(memory_mb=256, disk_mb=64, pids=96)
+    yield await make(memory_mb=128, disk_mb=64, pids=96)
     after = await make()
     assert (await after.run("echo fine", 20.0)).output == "fine\n"
 
