@@ -17,6 +17,8 @@ PLACE = "/tmp/.termrsi-terminal"
 ROWS, COLUMNS = 40, 160
 SETTLE_S = 0.1  # several lines at once give several prompts: the next of them follows within this
 START_S = 10.0
+SHOWN_S = 2.0  # bash tells of a prompt just before it shows it: for so long the log may take to have it
+SHOWN_STEP_S = 0.02
 _KEYS = {
     "Enter": "\r",
     "Escape": "\x1b",
@@ -47,13 +49,27 @@ mkdir -p {PLACE} && cd {PLACE} || exit 1
 if [ -s pid ] && kill -0 "$(<pid)" 2>/dev/null; then exec 7<>keys 8<>prompt
 else
   rm -f keys prompt log pid; mkfifo keys prompt && exec 7<>keys 8<>prompt || exit 1
-  printf '%s\n' 'PS1="\u@\h:\w\$ "; exec 8<>{PLACE}/prompt; PROMPT_COMMAND="printf x >&8"' \
-    'stty rows {ROWS} cols {COLUMNS}; bind "set enable-bracketed-paste off"; cd "$TERMRSI_START"' > rc
+  cat > rc <<'END'
+PS1='\u@\h:\w$ '
+exec 8<>{PLACE}/prompt
+PROMPT_COMMAND='[[ $PS1 == *termrsi* ]] || PS1+="\[\e]termrsi\a\]"; printf x >&8'
+stty rows {ROWS} cols {COLUMNS}
+bind "set enable-bracketed-paste off"
+cd "$TERMRSI_START"
+END
   TERMRSI_START=$start TERM=xterm setsid --fork script -q -f \
     -c 'echo $$ > {PLACE}/pid; exec bash --noprofile --rcfile {PLACE}/rc -i' log <&7 7>&- 8>&- >/dev/null 2>&1
   read -r -N 1 -t {START_S:g} -u 8 || {{ cat log; exit 1; }}
-  seen=0 new=1
+  seen=0 new=1 prompts=1
+  shown
 fi"""
+# Waits until the log shows as many prompts as were told of. Keys that come before bash has shown its prompt are echoed twice.
+_SHOWN = rf"""shown() {{
+  local turns={SHOWN_S / SHOWN_STEP_S:.0f}
+  while (( turns-- )) && (( $(tail -c +$((seen + 1)) log | grep -acF $'\e]termrsi\a') < prompts )); do
+    if read -r -N 1 -t {SHOWN_STEP_S:g} -u 8; then (( ++prompts )); fi
+  done
+}}"""
 
 
 class Terminal:
@@ -81,11 +97,16 @@ class Terminal:
 
     def _script(self, keys: str, wait_s: float) -> str:
         return f"""(
-start={shlex.quote(self._workdir)} seen={self._seen} new=0
+start={shlex.quote(self._workdir)} seen={self._seen} new=0 prompts=0
+{_SHOWN}
 {_BEGIN}
 while read -r -N 1 -t 0.001 -u 8; do :; done # prompts of before
 printf %s {shlex.quote(keys)} >&7
-read -r -N 1 -t {wait_s:g} -u 8 && while read -r -N 1 -t {SETTLE_S:g} -u 8; do :; done
+if read -r -N 1 -t {wait_s:g} -u 8; then
+  (( ++prompts ))
+  while read -r -N 1 -t {SETTLE_S:g} -u 8; do (( ++prompts )); done
+  shown
+fi
 end=$(stat -c %s log)
 echo "$end $new"
 tail -c +$((seen + 1)) log | head -c $((end - seen))

@@ -55,3 +55,10 @@ async def test_a_terminal_that_cannot_be_is_told_to_the_agent(box: Sandbox) -> N
     result = await Terminal(box).send(typing("ls\n"))
     assert result.exit_code != 0
     assert result.output.startswith("the terminal could not be begun: ")
+
+
+async def test_a_prompt_shown_late_is_waited_for(box: Sandbox) -> None:
+    terminal = Terminal(box)
+    await terminal.send(typing('PS1="> "; PROMPT_COMMAND+="; sleep 0.5"\n'))
+    for word in ("one", "two"):
+        assert (await terminal.send(typing(f"echo {word}\n"))).output == f"echo {word}\n{word}\n> "
