@@ -27,10 +27,10 @@ harbor_environment() {
     fi
 }
 harbor_environment & # beside the rest of the set-up: neither waits for the other
-harbor=$!
-trap 'kill "$harbor" 2>/dev/null || true' EXIT
+background=("$!")
+trap 'kill "${background[@]}" 2>/dev/null || true' EXIT
 setup
-wait "$harbor" || true # it has said why
+wait "${background[0]}" || true # it has said why
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=1
 
@@ -50,7 +50,17 @@ step "ruff format" ruff format --check .
 step "ruff check" ruff check .
 step "pyright" pyright
 step "lint-imports" lint-imports
-step "pytest" python -m pytest "$@"
+if [[ $# -gt 0 ]]; then
+    step "pytest" python -m pytest "$@"
+else
+    # The unit tests, which only compute, run beside the others, which mostly wait; what they print is shown after them.
+    log="$(mktemp)"
+    python -m pytest -o cache_dir=.pytest_cache/unit tests/unit >"$log" 2>&1 &
+    background+=("$!")
+    unit_tests() { local result=0; wait "${background[1]}" || result=$?; cat "$log"; rm -f "$log"; return "$result"; }
+    step "pytest" python -m pytest --ignore=tests/unit
+    step "unit tests" unit_tests
+fi
 
 printf '\n'
 printf '%s\n' "${lines[@]}"

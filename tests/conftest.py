@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+settings.register_profile("termrsi", deadline=None)  # what else the machine does is no fault of the code
+settings.load_profile("termrsi")
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def turn_form(t: Trajectory) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
 
 
 @given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(ARMS), cut=st.booleans(), boot=st.floats(-3, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_loop_equals_vector_form(t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, boot: float) -> None:
     want = loop(t, gamma, lam, credit, cut, boot)
     got = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, truncated=cut, bootstrap_value=boot)
@@ -105,7 +105,7 @@ def test_loop_equals_vector_form(t: Trajectory, gamma: float, lam: float, credit
     cuts=st.lists(st.booleans(), min_size=5, max_size=5),
     kind=st.sampled_from(["numpy", "torch"]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_batch_equals_loop(rows: list[Trajectory], gamma: float, lam: float, credit: Credit, cuts: list[bool], kind: str) -> None:
     longest = max(len(t.mask) for t in rows) + 2
     arrays = [np.stack([np.pad(t.args[i], (0, longest - len(t.mask))) for t in rows]) for i in range(4)]
@@ -123,7 +123,6 @@ def test_batch_equals_loop(rows: list[Trajectory], gamma: float, lam: float, cre
 
 
 @given(t=trajectories, gamma=weights, lam=weights)
-@settings(deadline=None)
 def test_i1_first_tokens_are_classic_gae_over_turns(t: Trajectory, gamma: float, lam: float) -> None:
     advantages, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=lam)
     turns, rho, first = turn_form(t)
@@ -135,7 +134,6 @@ def test_i1_first_tokens_are_classic_gae_over_turns(t: Trajectory, gamma: float,
 
 
 @given(t=trajectories, gamma=weights, lam=weights)
-@settings(deadline=None)
 def test_i2_one_return_per_turn(t: Trajectory, gamma: float, lam: float) -> None:
     at = np.flatnonzero(t.mask)
     t.rewards[:] = 0.0
@@ -146,7 +144,6 @@ def test_i2_one_return_per_turn(t: Trajectory, gamma: float, lam: float) -> None
 
 
 @given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(["tb", "skip"]), extra=st.integers(0, 5))
-@settings(deadline=None)
 def test_i3_i10_observations_are_never_read(t: Trajectory, gamma: float, lam: float, credit: Credit, extra: int) -> None:
     want = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit)
     off = t.mask == 0
@@ -163,7 +160,6 @@ def test_i3_i10_observations_are_never_read(t: Trajectory, gamma: float, lam: fl
 
 
 @given(t=trajectories, gamma=weights, lam=weights, value=st.floats(-5, 5), data=st.data())
-@settings(deadline=None)
 def test_i4_a_token_inserted_after_the_first_changes_no_other(
     t: Trajectory, gamma: float, lam: float, value: float, data: st.DataObject
 ) -> None:
@@ -175,7 +171,6 @@ def test_i4_a_token_inserted_after_the_first_changes_no_other(
 
 
 @given(t=trajectories, cut=st.booleans())
-@settings(deadline=None)
 def test_i5_no_decay_is_the_plain_return(t: Trajectory, cut: bool) -> None:
     advantages, _ = turn_boundary_gae(*t.args, gamma=1.0, lam=1.0, truncated=cut, bootstrap_value=0.25)
     on = t.mask == 1
@@ -184,7 +179,6 @@ def test_i5_no_decay_is_the_plain_return(t: Trajectory, cut: bool) -> None:
 
 
 @given(seed=st.integers(0, 10**6), gamma=weights, lam=weights)
-@settings(deadline=None)
 def test_i6_one_token_per_turn_and_one_turn(seed: int, gamma: float, lam: float) -> None:
     t = draw(np.random.default_rng(seed), 6, longest=1)
     plain = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit="skip")
@@ -197,7 +191,6 @@ def test_i6_one_token_per_turn_and_one_turn(seed: int, gamma: float, lam: float)
 
 
 @given(t=trajectories, gamma=weights)
-@settings(deadline=None)
 def test_i7_lambda_zero_is_turn_td(t: Trajectory, gamma: float) -> None:
     advantages, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=0.0)
     turns, _, first = turn_form(t)
@@ -208,7 +201,6 @@ def test_i7_lambda_zero_is_turn_td(t: Trajectory, gamma: float) -> None:
 
 
 @given(seed=st.integers(0, 10**6), turns=st.integers(1, 8), gamma=st.floats(0.1, 1.0), lam=weights)
-@settings(deadline=None)
 def test_i8_exact_values_leave_no_advantage(seed: int, turns: int, gamma: float, lam: float) -> None:
     t = draw(np.random.default_rng(seed), turns, dense=False)
     parts, _, _ = turn_form(t)
@@ -219,7 +211,6 @@ def test_i8_exact_values_leave_no_advantage(seed: int, turns: int, gamma: float,
 
 
 @given(t=trajectories, other=st.integers(0, 10**6), gamma=weights, lam=weights, credit=st.sampled_from(ARMS))
-@settings(deadline=None)
 def test_i9_linear(t: Trajectory, other: int, gamma: float, lam: float, credit: Credit) -> None:
     rng = np.random.default_rng(other)
     r, v = rng.normal(size=len(t.mask)), rng.normal(size=len(t.mask))
@@ -237,7 +228,6 @@ def test_i9_linear(t: Trajectory, other: int, gamma: float, lam: float, credit: 
 
 
 @given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(["tb", "skip"]), cut=st.booleans(), data=st.data())
-@settings(deadline=None)
 def test_i11_linked_chunks_equal_the_uncut_trajectory(
     t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, data: st.DataObject
 ) -> None:
@@ -320,7 +310,7 @@ def test_an_ended_row_does_not_read_its_bootstrap() -> None:
 
 
 @given(rows=st.lists(trajectories, min_size=1, max_size=4), lam=weights, credit=st.sampled_from(ARMS))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_path_of_accelerators(rows: list[Trajectory], lam: float, credit: Credit) -> None:
     """torch operations throughout, all rows at once: on a CPU tensors are otherwise worked on as numpy arrays."""
     longest = max(len(t.mask) for t in rows)

@@ -62,7 +62,7 @@ def gradient(kind: LossKind, batch: dict[str, Any], parts: list[list[int]]) -> t
 
 
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_split_changes_loss_or_gradient(seed: int, kind: LossKind, data: st.DataObject) -> None:
     batch = random_batch(seed)
     order = data.draw(st.permutations(range(6)))

@@ -120,7 +120,7 @@ LINES = st.sampled_from(
 TEXTS = st.one_of(st.text(), st.lists(st.one_of(LINES, st.text(max_size=8)), max_size=9).map("\n".join))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(TEXTS)
 def test_no_reply_raises_and_each_is_exactly_one_thing(text: str) -> None:
     action = parse(text)
@@ -134,7 +134,7 @@ def test_no_reply_raises_and_each_is_exactly_one_thing(text: str) -> None:
         assert not fences or fences[0].group(1).lower() not in {"bash", "sh", "shell"}, "a command is there"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet=st.characters(exclude_characters="`", exclude_categories=("Cs", "Cc", "Zl", "Zp"))), st.text(max_size=20))
 def test_a_block_gives_back_what_was_put_in(command: str, talk: str) -> None:
     text = f"```bash\n{command}\n```"

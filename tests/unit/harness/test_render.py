@@ -194,7 +194,7 @@ def test_misuse_is_refused(tokenizer: Any) -> None:
         t.sampled([1, 2], [-1.0])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_the_harness_sends_the_mask_is_what_was_sampled(tokenizer: Any, data: st.DataObject) -> None:
     """Mask ones are the sampler's ids, in order, each once, over all chunks; log-probabilities and cases count right."""

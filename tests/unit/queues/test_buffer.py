@@ -12,7 +12,7 @@ from termrsi.queues.buffer import GroupBuffer
     staleness=st.integers(0, 3),
     facts=st.lists(st.tuples(st.sampled_from(["admit", "put", "drop", "take", "trained"]), st.integers(0, 99)), max_size=300),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_order_of_events(batch: int, staleness: int, facts: list[tuple[str, int]]) -> None:
     buffer: GroupBuffer[str] = GroupBuffer(batch, staleness)
     admitted = 0

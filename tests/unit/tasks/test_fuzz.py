@@ -107,7 +107,7 @@ def damaged(text: str, seed: int) -> Iterator[bytes]:
         yield bytes(raw)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_a_damaged_task_is_a_task_or_a_reason(folders: tuple[Path, Path], seed: int, strict: bool) -> None:
     ours, older = folders
