@@ -34,18 +34,31 @@ class EnvironmentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One step of a task of several. Its agent begins a new conversation on the machine as the step before left it."""
+
+    name: str  # of its folder under steps/
+    instruction: str
+    agent_timeout_s: float | None = None
+    min_reward: float | None = None  # the next step begins only if this one's reward reaches it
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSpec:
     """What an agent may know of a task. The verifier's side is loaded by `reward` from `path`, and only there."""
 
     id: str
     family: str
-    instruction: str
+    instruction: str  # of a task of several steps: all of theirs, joined
     path: str  # the task directory
     environment: EnvironmentSpec
     level: int = 1
     split: str = "train"
     agent_timeout_s: float | None = None
     touches: tuple[str, ...] = ()  # watched paths that its own solution replaces: an agent may too
+    steps: tuple[StepSpec, ...] = ()
+    last_step_counts: bool = False  # the task's reward is its last step's, not the mean of all that were verified
+    step: str = ""  # name of the one step that this is the task of (`reward.steps.only`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +222,8 @@ class Rollout:
     sandbox_s: float = 0.0
     wall_s: float = 0.0
     attempt: int = 1  # 2 and more: earlier attempts were lost to a machine fault
+    step: str = ""  # of a task of several: the last that was begun
+    step_chunk: int = 0  # the index of that step's first chunk
 
 
 @dataclass(frozen=True, slots=True)

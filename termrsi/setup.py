@@ -186,6 +186,7 @@ class RealParts:
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
     """Raises ConfigError if a split that the pipeline needs is empty. What was refused is said, with the reason."""
     from termrsi import tasks
+    from termrsi.reward import steps
     from termrsi.reward.verifiers import TaskVerifier
     from termrsi.tasks.split import split
 
@@ -205,7 +206,8 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
         result = tasks.load_dir(folder, strict=c.strict)
         for task in result.tasks:
             try:
-                verifier.suite(task)
+                for part in steps.parts(task):
+                    verifier.suite(part)
             except (TaskError, VerifierError) as error:
                 say(f"refused {task.path}: {error}")
             else:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from termrsi.errors import ConfigError, TermrsiError
-from termrsi.records import LoadResult, TaskSpec, Verdict
+from termrsi.records import LoadResult, StepSpec, TaskSpec, Verdict
 
 _OUT = Console(highlight=False, soft_wrap=True)
 VALID = (
@@ -135,6 +135,7 @@ def _show(task: TaskSpec) -> None:
         ("environment", ", ".join(environment.env) or "none"),
         ("agent's time", f"{task.agent_timeout_s:g} s" if task.agent_timeout_s else "no limit"),
         ("verifier", _verifier(task)),
+        ("steps", "\n".join(map(_step, task.steps)) or "one"),
         ("files", ", ".join(f"{name}: {count}" for name, count in sorted(_files(Path(task.path)).items()))),
     ]
     for name, value in rows:
@@ -144,15 +145,23 @@ def _show(task: TaskSpec) -> None:
     _OUT.print("")
 
 
+def _step(step: StepSpec) -> str:
+    return step.name + (f", the next one from reward {step.min_reward:g}" if step.min_reward is not None else "")
+
+
 def _verifier(task: TaskSpec) -> str:
+    from termrsi.reward import steps
     from termrsi.reward.verifiers import TaskVerifier
 
-    try:
-        suite = TaskVerifier().suite(task)
-    except TermrsiError as error:
-        return f"cannot be run: {error}"
-    user = f", as {suite.user}" if suite.user else ""
-    return f"{suite.script}, {suite.timeout_s:g} s{user}"
+    said = []
+    for part in steps.parts(task):
+        try:
+            suite = TaskVerifier().suite(part)
+        except TermrsiError as error:
+            return f"cannot be run: {error}"
+        step = f"{part.step}: " if part.step else ""
+        said.append(f"{step}{suite.script}, {suite.timeout_s:g} s" + (f", as {suite.user}" if suite.user else ""))
+    return "\n".join(said)
 
 
 def _files(root: Path) -> Counter[str]:

@@ -15,7 +15,18 @@ from termrsi.harness import variants
 from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Generator, Sandbox, SandboxPool, Verifier
-from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, StopReason
+from termrsi.records import (
+    Chunk,
+    DroppedRollout,
+    EpisodeSpec,
+    Rollout,
+    ScoredRollout,
+    Snapshot,
+    StopReason,
+    TaskSpec,
+    Turn,
+)
+from termrsi.reward import steps
 
 LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verification
 
@@ -73,24 +84,46 @@ class Runner:
     async def _attempt(self, spec: EpisodeSpec, attempt: int) -> ScoredRollout:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
+        try:
+            async with asyncio.timeout((spec.limits.wall_s + LATE_S) * max(len(spec.task.steps), 1)):
+                scored = await (self._steps(spec, sandbox) if spec.task.steps else self._one(spec, sandbox))
+        finally:
+            await self._pool.release(sandbox)
+        return replace(scored, rollout=replace(scored.rollout, attempt=attempt))
+
+    async def _one(self, spec: EpisodeSpec, sandbox: Sandbox) -> ScoredRollout:
+        """One conversation and its verification; before it, if a failure is to be started from again, the snapshot."""
+        rollout = await self._episode(spec, sandbox)
         snapshot = None
         try:
-            async with asyncio.timeout(spec.limits.wall_s + LATE_S):
-                rollout = await self._episode(spec, sandbox)
-                if spec.keep_snapshot and rollout.stop is not StopReason.sandbox_spoiled:
-                    with contextlib.suppress(SandboxSpoiled):  # then there is nothing to start from again
-                        snapshot = await sandbox.snapshot()
-                verdict = await self._verifier.verify(sandbox, spec.task)
+            if spec.keep_snapshot and rollout.stop is not StopReason.sandbox_spoiled:
+                with contextlib.suppress(SandboxSpoiled):  # then there is nothing to start from again
+                    snapshot = await sandbox.snapshot()
+            verdict = await self._verifier.verify(sandbox, spec.task)
         except BaseException:
             if snapshot is not None:
                 await self._pool.discard(snapshot)
             raise
-        finally:
-            await self._pool.release(sandbox)
-        if snapshot is not None and verdict.strict:  # only failures are starting points
+        if snapshot is not None and verdict.strict:
             await self._pool.discard(snapshot)
             snapshot = None
-        return ScoredRollout(replace(rollout, snapshot=snapshot, attempt=attempt), verdict)
+        return ScoredRollout(replace(rollout, snapshot=snapshot), verdict)
+
+    async def _steps(self, spec: EpisodeSpec, sandbox: Sandbox) -> ScoredRollout:
+        """The steps of one task, each with the budget of an episode; the state of the last one is the rollout's."""
+        done: list[ScoredRollout] = []
+        for task in steps.parts(spec.task):
+            if done and (snapshot := done[-1].rollout.snapshot) is not None:
+                done[-1] = replace(done[-1], rollout=replace(done[-1].rollout, snapshot=None))
+                await self._pool.discard(snapshot)
+            if not await steps.prepare(sandbox, task):
+                if not done:
+                    raise VerifierError(f"setup.sh of its first step {task.step} failed", task.id)
+                break
+            done.append(await self._one(replace(spec, task=task), sandbox))
+            if not steps.goes_on(spec.task, task.step, done[-1].verdict):
+                break
+        return joined(spec.task, done)
 
     async def _episode(self, spec: EpisodeSpec, sandbox: Sandbox) -> Rollout:
         async def check() -> bool:
@@ -102,6 +135,34 @@ class Runner:
 
         in_loop = variants.get(spec.harness).checks_on_done > 0
         return await Episode(spec, self._generator, sandbox, self._chat, check if in_loop else None).run()
+
+
+def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:
+    """One rollout of the steps run, in order: each step's chunks are its own, its calls are numbered on."""
+    rollouts = [part.rollout for part in parts]
+    chunks: list[Chunk] = []
+    turns: list[Turn] = []
+    for one in rollouts:
+        calls = len(turns)
+        chunks += [replace(chunk, turn_ids=tuple(i + calls for i in chunk.turn_ids)) for chunk in one.chunks]
+        turns += one.turns
+    last = rollouts[-1]
+    whole = replace(
+        last,
+        task_id=task.id,
+        chunks=tuple(chunks),
+        turns=tuple(turns),
+        prompt_tokens=sum(one.prompt_tokens for one in rollouts),
+        completion_tokens=sum(one.completion_tokens for one in rollouts),
+        cached_tokens=sum(one.cached_tokens for one in rollouts),
+        version_low=min(one.version_low for one in rollouts),
+        version_high=max(one.version_high for one in rollouts),
+        sandbox_s=sum(one.sandbox_s for one in rollouts),
+        wall_s=sum(one.wall_s for one in rollouts),
+        step=task.steps[len(parts) - 1].name,
+        step_chunk=len(chunks) - len(last.chunks),
+    )
+    return ScoredRollout(whole, steps.judged(task, [part.verdict for part in parts]))
 
 
 async def as_finished(jobs: Sequence) -> AsyncGenerator:  # type: ignore[type-arg]  # coroutines of any result

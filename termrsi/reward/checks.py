@@ -9,6 +9,7 @@ from termrsi import watched
 from termrsi.errors import TaskError
 from termrsi.ports import Sandbox, SandboxPool, Verifier
 from termrsi.records import CommandResult, TaskSpec, Verdict
+from termrsi.reward import steps
 
 ORACLE_TIMEOUT_S, TYPED_TIMEOUT_S = 600.0, 180.0
 
@@ -59,18 +60,39 @@ async def attempt(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, orac
     """Of one fresh sandbox, left as it is or with the task's solution run in it. Raises TaskError, SandboxError, VerifierError."""
     sandbox = await pool.lease(task)
     try:
-        if oracle:
-            await _solve(sandbox, task)
-            task = replace(task, touches=watched.RELIED_ON)  # whatever it replaces is the task's own wish
-        return await verifier.verify(sandbox, task)
+        if not task.steps:
+            return await _judged(sandbox, verifier, task, oracle=oracle)
+        verdicts: list[Verdict] = []
+        for one in steps.parts(task):
+            if not await steps.prepare(sandbox, one):
+                raise TaskError(f"setup.sh of its step {one.step} fails", task.id)
+            verdicts.append(await _judged(sandbox, verifier, one, oracle=oracle))
+            if not steps.goes_on(task, one.step, verdicts[-1]):
+                break
+        return steps.judged(task, verdicts)
     finally:
         await pool.release(sandbox)
 
 
+async def _judged(sandbox: Sandbox, verifier: Verifier, task: TaskSpec, *, oracle: bool) -> Verdict:
+    if oracle:
+        await _solve(sandbox, task)
+        task = replace(task, touches=watched.RELIED_ON)  # whatever it replaces is the task's own wish
+    return await verifier.verify(sandbox, task)
+
+
 def solution(task: TaskSpec) -> Path | None:
-    """Harbor's solution/solve.sh, or Terminal-Bench's solution.sh or solution.yaml."""
-    paths = (Path(task.path) / name for name in ("solution/solve.sh", "solution.sh", "solution.yaml"))
-    return next((path for path in paths if path.is_file()), None)
+    """Harbor's solution/solve.sh, a step's before the task's, or Terminal-Bench's solution.sh or solution.yaml.
+
+    A task of several steps has one if each of them has.
+    """
+    if task.steps:
+        each = [solution(one) for one in steps.parts(task)]
+        return each[0] if all(each) else None
+    names = ["solution/solve.sh", "solution.sh", "solution.yaml"]
+    if task.step:
+        names.insert(0, f"steps/{task.step}/solution/solve.sh")
+    return next((path for name in names if (path := Path(task.path) / name).is_file()), None)
 
 
 async def _solve(sandbox: Sandbox, task: TaskSpec) -> None:
@@ -82,6 +104,7 @@ async def _solve(sandbox: Sandbox, task: TaskSpec) -> None:
             _in_time(await sandbox.run(command, timeout_s), task)
         return
     folder = "/solution"
+    await sandbox.run(f"rm -rf {folder}")  # of the step before
     if given.parent.name == "solution":
         await sandbox.put(given.parent, folder)
     else:

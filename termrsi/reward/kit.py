@@ -66,17 +66,17 @@ def opened(root: Path | str) -> Kit:
 
 
 def requirements(task: Path) -> tuple[str, ...] | None:
-    """What a task's test script installs, sorted, with pytest where it names none; None if it fetches neither packages nor uv."""
-    script = next((task / name for name in SCRIPTS if (task / name).is_file()), None)
-    if script is None:
-        return None
+    """What a task's test scripts install, those of its steps too, sorted, with pytest where they name none; None if they fetch
+    neither packages nor uv."""
+    scripts = [path for name in SCRIPTS if (path := task / name).is_file()][:1] + sorted(task.glob("steps/*/tests/test.sh"))
     found: dict[str, str] = {}
     installs = False
-    for command in _commands(script.read_text(encoding="utf-8", errors="replace")):
-        asked = _asked(command, script.parent)
-        installs = installs or asked is not None
-        for one in asked or ():
-            found.setdefault(kit_shims.key_of(one)[0], one)
+    for script in scripts:
+        for command in _commands(script.read_text(encoding="utf-8", errors="replace")):
+            asked = _asked(command, script.parent)
+            installs = installs or asked is not None
+            for one in asked or ():
+                found.setdefault(kit_shims.key_of(one)[0], one)
     if not installs:
         return None
     for one in ALWAYS:

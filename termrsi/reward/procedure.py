@@ -51,7 +51,8 @@ class Suite:
 
 
 async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite) -> Verdict:
-    """Score the sandbox's present state. It is no restart point afterwards: snapshot first.
+    """Score the sandbox's present state. It is no restart point afterwards: snapshot first. Of what the tests brought only the
+    next step of a task of several finds nothing.
 
     A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be had,
     SandboxError from below.
@@ -79,9 +80,7 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
     if lost is not None:
         raise lost
     await _look_for_room(sandbox)
-    cleaned = await sandbox.run(_CLEAN, GRACE_S)
-    if cleaned.exit_code != 0:
-        raise VerifierError("the log and test directories could not be emptied", task.id)
+    await _clean(sandbox, task)
     for source, target in (*suite.puts, *(((suite.kit, kit.PLACE),) if suite.kit else ())):
         await sandbox.put(source, target)
     await _run(sandbox, task, suite)
@@ -94,7 +93,14 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
         verdict = suite.read(Path(folder), time.monotonic() - started)
         log = Path(folder, reports.STDOUT)
         said = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.is_file() else ""
+    if task.step:  # there is an agent after this one
+        await _clean(sandbox, task)
     return dataclasses.replace(verdict, replaced=replaced, log=said)
+
+
+async def _clean(sandbox: Sandbox, task: TaskSpec) -> None:
+    if (await sandbox.run(_CLEAN, GRACE_S)).exit_code != 0:
+        raise VerifierError("the log and test directories could not be emptied", task.id)
 
 
 async def _look_for_room(sandbox: Sandbox) -> None:

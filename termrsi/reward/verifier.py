@@ -12,6 +12,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from termrsi.errors import TaskError, VerifierError
 from termrsi.ports import Sandbox
@@ -41,8 +42,8 @@ class VerifierSpec:
     user: str | None = None
 
 
-def load_spec(path: Path | str) -> VerifierSpec:
-    """The `[verifier]` table of a task directory.
+def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
+    """The `[verifier]` table of a task directory; what the step of that name says for itself comes before it.
 
     Raises TaskError if task.toml cannot be read, VerifierError if an environment variable of the host that it needs is unset.
     """
@@ -51,16 +52,29 @@ def load_spec(path: Path | str) -> VerifierSpec:
         data = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TaskError(f"cannot be read: {error}", str(file)) from error
-    table = data.get("verifier", {})
-    if not isinstance(table, dict):
-        raise TaskError("verifier is not a table", str(file))
+    table: dict[str, Any] = _table(data, "verifier", file)
+    env = dict(_table(table, "env", file))
+    if step:
+        own = next((_table(one, "verifier", file) for one in data.get("steps", []) if one.get("name") == step), {})
+        env |= _table(own, "env", file)
+        table = {"user": table.get("user")} | own  # its time is its own: Harbor's default if it says none
     try:
         timeout_s = float(table.get("timeout_sec", DEFAULT_TIMEOUT_S))
     except (TypeError, ValueError) as error:
         raise TaskError("verifier.timeout_sec is not a number", str(file)) from error
-    env = {str(key): _resolve(str(value), str(key), file) for key, value in dict(table.get("env", {})).items()}
     user = table.get("user")
-    return VerifierSpec(timeout_s, env, None if user is None else str(user))
+    return VerifierSpec(
+        timeout_s,
+        {str(key): _resolve(str(value), str(key), file) for key, value in env.items()},
+        None if user is None else str(user),
+    )
+
+
+def _table(data: dict[str, Any], key: str, file: Path) -> dict[str, Any]:  # Any: parsed TOML
+    found = data.get(key, {})
+    if not isinstance(found, dict):
+        raise TaskError(f"{key} is not a table", str(file))
+    return found
 
 
 class HarborVerifier:
@@ -77,17 +91,26 @@ class HarborVerifier:
         return await judge(sandbox, task, self.suite(task))
 
     def suite(self, task: TaskSpec) -> Suite:
-        """Raises TaskError, VerifierError if an environment variable of the host that it needs is unset."""
-        spec = load_spec(task.path)
-        tests = Path(task.path) / "tests"
-        script = tests / "test.sh"
-        if not script.is_file():
+        """Raises TaskError, VerifierError if an environment variable of the host that it needs is unset.
+
+        Of a task of several steps whose steps are judged one by one (`task.step`): the task's own tests, and the step's on top.
+        """
+        if task.steps:
+            raise TaskError("its steps are verified one by one", task.path)
+        spec = load_spec(task.path, task.step)
+        root = Path(task.path)
+        folders = [folder for folder in (root / "tests", root / "steps" / task.step / "tests") if folder.is_dir()]
+        if not task.step:
+            folders = folders[:1]
+        scripts = [folder / "test.sh" for folder in folders if (folder / "test.sh").is_file()]
+        if not scripts:
             raise TaskError("there is no tests/test.sh", task.path)
+        script = scripts[-1]
         return Suite(
-            puts=((tests, "/tests"),),
+            puts=tuple((folder, "/tests") for folder in folders),
             script="/tests/test.sh",
             timeout_s=spec.timeout_s * self._multiplier,
-            read=lambda logs, seconds: read_verdict(logs, tests, task.id, seconds, text_first=self._text_first),
+            read=lambda logs, seconds: read_verdict(logs, script, task.id, seconds, text_first=self._text_first),
             env=spec.env,
             user=spec.user,
             workdir=_workdir(task),
@@ -96,11 +119,11 @@ class HarborVerifier:
         )
 
 
-def read_verdict(logs: Path, tests: Path, task_id: str, duration_s: float, *, text_first: bool = False) -> Verdict:
+def read_verdict(logs: Path, test_script: Path, task_id: str, duration_s: float, *, text_first: bool = False) -> Verdict:
     """The verdict in a copy of the verifier's log directory. Raises VerifierError if there is no valid result."""
     reward = read_reward(logs, task_id, text_first=text_first)
     report = reports.parse(logs)
-    if reward == 0.0 and report.source == "none" and _never_ran(logs, tests):
+    if reward == 0.0 and report.source == "none" and _never_ran(logs, test_script):
         raise VerifierError("reward 0 from a verifier that never ran its tests", task_id)
     source = "reward" if report.source == "none" else report.source
     return Verdict(reward == 1.0, reward, report.passed, report.failed, report.skipped, source, duration_s)
@@ -141,13 +164,13 @@ def _json_reward(path: Path) -> float | None:
     return float(next(iter(data.values()))) if len(data) == 1 else None
 
 
-def _never_ran(logs: Path, tests: Path) -> bool:
+def _never_ran(logs: Path, test_script: Path) -> bool:
     """No report where one is due, or an installation that failed; a script that only writes its reward is taken at its word."""
     out = logs / reports.STDOUT
     text = out.read_text(encoding="utf-8", errors="replace") if out.is_file() else ""
     if _RAN.search(text):
         return False
-    script = (tests / "test.sh").read_text(encoding="utf-8", errors="replace") if (tests / "test.sh").is_file() else ""
+    script = test_script.read_text(encoding="utf-8", errors="replace") if test_script.is_file() else ""
     return bool(_REPORTING.search(script) or _BROKEN.search(text))
 
 

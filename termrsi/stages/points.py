@@ -3,12 +3,14 @@
 from termrsi.errors import StageError
 from termrsi.harness.group import RECOVERY_PROMPT
 from termrsi.records import RecoveryPoint, ScoredRollout, TaskSpec
+from termrsi.reward import steps
 from termrsi.stages.base import Context
 
 
 def is_start(scored: ScoredRollout) -> bool:
-    """A failure whose state was kept and whose history is one run of tokens."""
-    return not scored.verdict.strict and scored.rollout.snapshot is not None and len(scored.rollout.chunks) == 1
+    """A failure whose state was kept and whose history is one run of tokens; of a task of several steps, its last one's."""
+    rollout = scored.rollout
+    return not scored.verdict.strict and rollout.snapshot is not None and len(rollout.chunks) == rollout.step_chunk + 1
 
 
 def reserve(ctx: Context, point: RecoveryPoint) -> int:
@@ -23,9 +25,9 @@ def point_of(scored: ScoredRollout, task: TaskSpec, step: int) -> RecoveryPoint:
         raise StageError("a success, or without a snapshot", rollout.id)
     return RecoveryPoint(
         id=f"point:{rollout.id}",
-        task=task,
+        task=steps.only(task, rollout.step) if rollout.step else task,
         snapshot=rollout.snapshot,
-        history_ids=rollout.chunks[0].ids,
+        history_ids=rollout.chunks[-1].ids,
         num_turns=len(rollout.turns),
         born_step=step,
         commands=tuple(t.command for t in rollout.turns if t.command),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi.errors import TaskError
-from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, TaskSpec
+from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, StepSpec, TaskSpec
 from termrsi.tasks import harbor_rules
 
 LEVELS = {"easy": 1, "medium": 2, "hard": 3}
@@ -109,15 +109,19 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     for script in sorted({*root.glob("tests/*.sh"), *root.glob("solution/*.sh"), *root.glob("steps/*/*/*.sh")}):
         if b"\r\n" in script.read_bytes():
             notes.add(f"CRLF {'stays' if notes.strict else '-> LF'} in {script.relative_to(root).as_posix()}")
+    name = _id(root, data, notes)  # first: it tells files of other tools
+    steps = _steps(root, data, notes)
     return TaskSpec(
-        id=_id(root, data, notes),
+        id=name,
         family=str(metadata.get("family") or metadata.get("category") or "default"),
-        instruction=_instruction(root, data, notes),
+        instruction="\n\n".join(step.instruction for step in steps) or without_canary(_text(root / "instruction.md")),
         path=str(root),
         environment=_environment(root, data, notes, str(version)),
         level=_level(metadata),
         split=str(metadata.get("split", "")),
         agent_timeout_s=number(agent, "timeout_sec", "agent"),
+        steps=steps,
+        last_step_counts=data.get("multi_step_reward_strategy") == "final",
     )
 
 
@@ -144,13 +148,28 @@ def _level(metadata: Mapping[str, object]) -> int:
     return LEVELS.get(str(metadata.get("difficulty", "")).lower(), 1)
 
 
-def _instruction(root: Path, data: Mapping[str, object], notes: Notes) -> str:
-    steps = data.get("steps")
-    if not isinstance(steps, list) or not steps:
-        return without_canary(_text(root / "instruction.md"))
-    notes.add(f"{len(steps)} steps: their instructions are joined; steps are not verified one by one")
-    texts = [without_canary(_text(root / "steps" / str(step.get("name")) / "instruction.md")) for step in steps]
-    return "\n\n".join(texts)
+def _steps(root: Path, data: Mapping[str, object], notes: Notes) -> tuple[StepSpec, ...]:
+    found = []
+    for table_ in harbor_rules.steps(data):
+        name = str(table_.get("name"))
+        where = f"steps[{name}]"
+        agent = table_.get("agent", {})
+        if not isinstance(agent, dict):
+            raise TaskError(f"task.toml: {where}.agent is not a table")
+        least = table_.get("min_reward")
+        if isinstance(least, dict):
+            if odd := [key for key in least if key != "reward"]:
+                notes.add(f"task.toml: {where}.min_reward of {', '.join(odd)} is not compared: only that of reward is")
+            least = least.get("reward")
+        found.append(
+            StepSpec(
+                name=name,
+                instruction=without_canary(_text(root / "steps" / name / "instruction.md")),
+                agent_timeout_s=number(agent, "timeout_sec", f"{where}.agent"),
+                min_reward=number({"min_reward": least}, "min_reward", where),
+            )
+        )
+    return tuple(found)
 
 
 def _text(file: Path) -> str:

@@ -1,6 +1,7 @@
 """What makes a Harbor task directory unusable, which keys mean something, and what in its build context deserves a note."""
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -78,12 +79,12 @@ def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> No
     environment = _sub(data, "environment")
     if "task" in data and not isinstance(_sub(data, "task").get("name"), str):
         return  # a file of another tool: the caller says so, which tells more than what is missing
-    steps = _steps(data)
+    given = steps(data)
     _check_keys(environment, "environment")
     _check_keys(_sub(data, "agent"), "agent")
     _check_verifier(_sub(data, "verifier"))
     _check_artifacts(data.get("artifacts"))
-    missing = [*_missing_files(root, environment, steps, strict=strict), *_missing_tests(root, data, steps)]
+    missing = [*_missing_files(root, environment, given, strict=strict), *_missing_tests(root, data, given)]
     if missing:
         unset = " and environment.docker_image is unset" if "environment/" in missing else ""
         raise TaskError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{unset}")
@@ -130,14 +131,17 @@ def _sub(data: Mapping[str, object], key: str) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _steps(data: Mapping[str, object]) -> list[dict[str, object]]:
-    steps = data.get("steps", [])
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+def steps(data: Mapping[str, object]) -> list[dict[str, object]]:
+    """The `[[steps]]` tables. Raises TaskError for something else, and for names that are missing, equal or no folder's."""
+    found = data.get("steps", [])
+    if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
         raise TaskError("task.toml: steps is not an array of tables")
-    names = [str(step.get("name", "")) for step in steps]
-    if len({name.casefold() for name in names}) < len(names):
+    names = [str(step.get("name", "")) for step in found]
+    if len({unicodedata.normalize("NFC", name).casefold() for name in names}) < len(names):
         raise TaskError("task.toml: two steps have the same name")
-    return steps
+    if bad := [name for name in names if name in ("", ".", "..") or "/" in name or len(name.encode()) > 255]:
+        raise TaskError(f"task.toml: a step has the name {bad[0]!r}, which no folder can have")
+    return found
 
 
 def _missing_files(root: Path, environment: Mapping[str, object], steps: list[dict[str, object]], *, strict: bool) -> Iterator[str]:

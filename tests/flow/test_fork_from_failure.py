@@ -4,37 +4,15 @@ The replies are written down here, so that the test says exactly what the agent 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from termrsi.fakes import FakeTokenizer
 from termrsi.harness.group import recovery_group, task_group
-from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
-from termrsi.records import Completion, Limits, RecoveryPoint, SamplingParams, ScoredRollout, WeightsVersion
+from termrsi.records import Limits, RecoveryPoint, SamplingParams, ScoredRollout
 from termrsi.reward.verifier import HarborVerifier
 from termrsi.sandbox.host_pool import HostPool
 from termrsi.tasks import bundled, load_dir
-
-CHAT = ChatFormat(FakeTokenizer())
-
-
-@dataclass
-class Written:
-    """`ports.Generator` of replies in order: the first command that the prompt does not show yet, then DONE."""
-
-    replies: Sequence[str]
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        shown = CHAT.decode(prompt_ids)
-        ids = (*CHAT.encode(next((r for r in self.replies if r not in shown), "DONE")), CHAT.end_of_turn)
-        return Completion(ids, (0.0,) * len(ids), "stop", 0, 0, 0)
-
-    async def pull(self, weights: WeightsVersion) -> None: ...
-
-
-def bash(command: str) -> str:
-    return f"```bash\n{command}\n```"
+from tests.written import CHAT, Written, bash
 
 
 async def test_recovery_starts_from_the_failure_state_itself(tmp_path: Path) -> None:

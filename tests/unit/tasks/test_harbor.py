@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.records import LoadResult, TaskSpec
+from termrsi.records import LoadResult, StepSpec, TaskSpec
 from termrsi.tasks import harbor
 
 Make = Callable[..., Path]
@@ -200,8 +200,41 @@ def test_verifier_image_may_bundle_the_tests(make: Make) -> None:
     assert only(harbor.load(make(config, **files)))
 
 
-def test_steps_are_joined_with_a_note(make: Make) -> None:
-    files = {"steps/a/instruction.md": "One.\n", "steps/b/instruction.md": "Two.\n"}
-    result = harbor.load(make('[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n', **files))
-    assert only(result).instruction == "One.\n\nTwo."
-    assert "2 steps" in result.notes[0]
+def test_steps(make: Make) -> None:
+    files = {"steps/a/instruction.md": "<!-- canary -->\n\nOne.\n", "steps/b/instruction.md": "Two.\n"}
+    config = """multi_step_reward_strategy = "final"
+[agent]
+timeout_sec = 60
+[[steps]]
+name = "a"
+min_reward = 0.5
+[steps.agent]
+timeout_sec = "30"
+[[steps]]
+name = "b"
+min_reward = {reward = 1, speed = 2}
+"""
+    result = harbor.load(make(config, **files))
+    task = only(result)
+    assert task.steps == (StepSpec("a", "One.", 30.0, 0.5), StepSpec("b", "Two.", None, 1.0))
+    assert task.instruction == "One.\n\nTwo."
+    assert task.last_step_counts
+    assert result.notes[0].endswith("task.toml: steps[b].min_reward of speed is not compared: only that of reward is")
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ('min_reward = "much"', r"steps\[a\]\.min_reward is 'much', not a number"),
+        ("agent = 3", r"steps\[a\]\.agent is not a table"),
+        ('agent = {timeout_sec = "soon"}', r"steps\[a\]\.agent\.timeout_sec is 'soon', not a number"),
+    ],
+)
+def test_steps_that_cannot_be(make: Make, step: str, why: str) -> None:
+    root = make(f'[[steps]]\nname = "a"\n{step}\n', **{"steps/a/instruction.md": "One.\n"})
+    assert re.search(why, reason(harbor.load(root)))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b"])
+def test_a_step_is_named_as_a_folder_can_be(make: Make, name: str) -> None:
+    assert "which no folder can have" in reason(harbor.load(make(f'[[steps]]\nname = "{name}"\n')))
