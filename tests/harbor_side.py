@@ -3,6 +3,7 @@
 
 fields PATH ...     one JSON object: path -> fields of the task, or {"error": text}
 trials PATH ...     each trial directory's config, result and trajectory through Harbor's models; raises if one is refused
+jobs PATH ...       each directory of trials: its config and result, and whether its counts are Harbor's; raises if not
 """
 
 import json
@@ -56,7 +57,31 @@ def trial(path: Path) -> str:
     return result.trial_name
 
 
+def job(path: Path) -> dict[str, object]:
+    """Raises unless its counts are those that Harbor makes of the trials in it."""
+    from harbor.models.job.config import JobConfig
+    from harbor.models.job.result import JobResult, JobStats
+    from harbor.models.trial.result import TrialResult
+    from harbor.utils.pass_at_k import compute_pass_at_k_by_evals
+
+    JobConfig.model_validate_json((path / "config.json").read_text())
+    result = JobResult.model_validate_json((path / "result.json").read_text())
+    trials = [TrialResult.model_validate_json(file.read_text()) for file in sorted(path.glob("*/result.json"))]
+    theirs = JobStats.from_trial_results(trials)
+    passes = compute_pass_at_k_by_evals(trials)
+    for key, ours in result.stats.evals.items():
+        for names in ours.reward_stats.get("reward", {}).values():
+            names.sort()
+        if ours.pass_at_k != passes.get(key, {}):
+            raise AssertionError(f"{path}: pass@k {ours.pass_at_k}, Harbor's {passes.get(key, {})}")
+        ours.pass_at_k, ours.metrics = {}, []
+    if result.stats != theirs:
+        raise AssertionError(f"{path}: {result.stats} is not {theirs}")
+    return {"trials": result.n_total_trials, "passes": {key: {str(k): v for k, v in of.items()} for key, of in passes.items()}}
+
+
 if __name__ == "__main__":
     verb, paths = sys.argv[1], sys.argv[2:]
-    answer = {path: fields(path) for path in paths} if verb == "fields" else [trial(Path(path)) for path in paths]
+    verbs = {"trials": trial, "jobs": job}
+    answer = {path: fields(path) for path in paths} if verb == "fields" else [verbs[verb](Path(path)) for path in paths]
     sys.stdout.write(json.dumps(answer))

@@ -1,6 +1,6 @@
 """Scored rollouts as trial directories in Harbor's layout, so that its viewer and scripts made for it read a run of ours.
 
-    DIR/config.json, result.json                        the job
+    DIR/config.json, result.json                        the job (`jobs`), after each batch of episodes
     DIR/<task[:32]>__<7>/config.json, result.json       one trial: what was asked for, what came out
     DIR/<task[:32]>__<7>/agent/trajectory.json          ATIF
     DIR/<task[:32]>__<7>/verifier/reward.txt, ctrf.json, test-stdout.txt
@@ -22,6 +22,7 @@ from typing import Any
 
 from termrsi import __version__
 from termrsi.interop import atif
+from termrsi.interop.jobs import Job, job_id
 from termrsi.ports import Rollouts
 from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, Verdict
 
@@ -36,21 +37,26 @@ class RecordedRollouts:
         self._rollouts = rollouts
         self._directory = directory
         self._model = model
+        self._job = Job(directory, job_id(directory))
 
     async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         by_id = {spec.id: spec for spec in specs}
-        async with aclosing(self._rollouts.run(specs)) as results:
-            async for result in results:
-                number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
-                await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
-                yield result
+        try:
+            async with aclosing(self._rollouts.run(specs)) as results:
+                async for result in results:
+                    number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
+                    _, said = await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
+                    self._job.add(said)
+                    yield result
+        finally:
+            self._job.write()
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         await self._rollouts.discard(snapshots)
 
 
-def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> Path:
-    """One trial directory; the path. `result.json` comes last: a directory without one is half-written."""
+def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> tuple[Path, Json]:
+    """One trial directory, and its result. `result.json` comes last: a directory without one is half-written."""
     trial = directory / _name(spec)
     for name in ("agent", "verifier", "artifacts"):
         (trial / name).mkdir(parents=True, exist_ok=True)
@@ -60,8 +66,9 @@ def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRol
     if isinstance(result, ScoredRollout):
         atif.dump(trial / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
         _verifier(trial / "verifier", result.verdict)
-    atif.dump(trial / "result.json", _result(spec, result, trial, config, model))
-    return trial
+    said = _result(spec, result, trial, config, model)
+    atif.dump(trial / "result.json", said)
+    return trial, said
 
 
 def _name(spec: EpisodeSpec) -> str:
@@ -81,7 +88,7 @@ def _config(spec: EpisodeSpec, trial: Path, model: str) -> Json:
         },
         "environment": {"type": None, "import_path": "termrsi.interop.harbor:Environment"},
         "verifier": {},
-        "job_id": str(uuid.uuid5(_SPACE, str(trial.parent))),
+        "job_id": job_id(trial.parent),
     }
 
 

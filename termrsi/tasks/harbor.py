@@ -102,6 +102,8 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     harbor_rules.check(root, data, strict=notes.strict)
     for key in harbor_rules.unknown_keys(data):
         notes.add(f"task.toml: unknown key {key}")
+    for key in harbor_rules.not_done(data):
+        notes.add(f"task.toml: not carried out: {key}")
     version = data.get("schema_version", data.get("version"))
     if version is not None and not isinstance(version, str):
         notes.repair(f'task.toml: version read as "{version}"')

@@ -54,6 +54,11 @@ _KNOWN = {
     "solution": frozenset(("env",)),
     "environment": _ENVIRONMENT | {"memory_gb", "disk_gb"},  # not Harbor's, but read
 }
+_NOT_DONE = {
+    "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck"),
+    "verifier": ("environment", "collect"),
+    "agent": ("user", "network_mode", "allowed_hosts"),
+}
 _STEP = frozenset(["name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"])
 _HEADER = re.compile(r"^[^$]*\$\{\w+\}[^$]*$")
 _HOST_VARIABLE = re.compile(r"\$\{(\w+)")
@@ -69,6 +74,23 @@ def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
         elif key == "steps" and isinstance(value, list):
             names = dict.fromkeys(inner for step in value if isinstance(step, dict) for inner in step if inner not in _STEP)
             yield from (f"steps[].{name}" for name in names)
+
+
+def not_done(data: Mapping[str, object]) -> Iterator[str]:
+    """Keys with a meaning that nothing here carries out, as dotted names."""
+    environment, verifier = _sub(data, "environment"), _sub(data, "verifier")
+    yield from (f"environment.{key}" for key in _NOT_DONE["environment"] if environment.get(key))
+    if str(environment.get("os") or "linux").lower() != "linux":
+        yield "environment.os"
+    yield from (f"verifier.{key}" for key in _NOT_DONE["verifier"] if verifier.get(key))
+    if verifier.get("environment_mode") == "separate":
+        yield "verifier.environment_mode (tests run in the agent's own sandbox)"
+    for key in _NOT_DONE["agent"]:
+        if _sub(data, "agent").get(key) not in (None, "root", "0", 0):
+            yield f"agent.{key}"
+    if data.get("artifacts"):
+        yield "artifacts"
+    yield from dict.fromkeys(f"steps[].{key}" for step in steps(data) for key in ("healthcheck", "artifacts") if step.get(key))
 
 
 def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> None:

@@ -49,6 +49,9 @@ def test_the_trials_of_a_run_are_harbors(tmp_path: Path) -> None:
     trials = sorted(path.parent for path in run.glob("stages/base_eval/trials/*/result.json"))
     assert len(trials) >= 8
     assert side("trials", *trials) == [path.name for path in trials]
+    (job,) = side("jobs", run / "stages" / "base_eval" / "trials")
+    assert job["trials"] == len(trials)
+    assert any("2" in passes for passes in job["passes"].values()), job
 
 
 def agreeing() -> list[Path]:

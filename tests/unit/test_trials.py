@@ -89,7 +89,7 @@ def test_turns_that_disagree_with_tokens_are_refused(task: TaskSpec) -> None:
 
 
 def test_a_trial(task: TaskSpec, tmp_path: Path) -> None:
-    trial = trials.write(tmp_path / "trials", spec(task), scored(), model="m")
+    trial, _ = trials.write(tmp_path / "trials", spec(task), scored(), model="m")
     assert trial.name.startswith("my-task__")
     assert len(trial.name.rpartition("__")[2]) == 7
     result = read(trial / "result.json")
@@ -110,7 +110,7 @@ def test_a_trial(task: TaskSpec, tmp_path: Path) -> None:
 
 
 def test_what_was_dropped_has_no_reward(task: TaskSpec, tmp_path: Path) -> None:
-    trial = trials.write(tmp_path / "trials", spec(task), DroppedRollout("e1", "g", task.id, "SandboxError: lost: gone", 3))
+    trial, _ = trials.write(tmp_path / "trials", spec(task), DroppedRollout("e1", "g", task.id, "SandboxError: lost: gone", 3))
     result = read(trial / "result.json")
     assert (result["verifier_result"], result["reward_valid"]) == (None, False)
     assert (result["exception_info"]["exception_type"], result["exception_info"]["exception_message"]) == (
@@ -121,7 +121,7 @@ def test_what_was_dropped_has_no_reward(task: TaskSpec, tmp_path: Path) -> None:
 
 
 def test_episodes_of_one_task_do_not_meet(task: TaskSpec, tmp_path: Path) -> None:
-    first, second = (trials.write(tmp_path, spec(task, name), scored(name)) for name in ("e1", "e2"))
+    first, second = (trials.write(tmp_path, spec(task, name), scored(name))[0] for name in ("e1", "e2"))
     assert first != second
     assert read(first / "result.json")["task_checksum"] == read(second / "result.json")["task_checksum"]
 

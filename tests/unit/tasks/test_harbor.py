@@ -238,3 +238,37 @@ def test_steps_that_cannot_be(make: Make, step: str, why: str) -> None:
 @pytest.mark.parametrize("name", ["", "..", "a/b"])
 def test_a_step_is_named_as_a_folder_can_be(make: Make, name: str) -> None:
     assert "which no folder can have" in reason(harbor.load(make(f'[[steps]]\nname = "{name}"\n')))
+
+
+def test_what_is_not_carried_out_is_told(make: Make) -> None:
+    config = """
+artifacts = ["/app/out"]
+[environment]
+gpus = 1
+gpu_types = []
+skills_dir = ""
+healthcheck = {command = "true"}
+[agent]
+user = "root"
+network_mode = "no-network"
+[verifier]
+environment_mode = "separate"
+collect = [{command = "true"}]
+[[steps]]
+name = "a"
+healthcheck = {command = "true"}
+[[steps]]
+name = "b"
+healthcheck = {command = "true"}
+"""
+    files = {"steps/a/instruction.md": "One.\n", "steps/b/instruction.md": "Two.\n"}
+    told = [note.partition("not carried out: ")[2] for note in harbor.load(make(config, **files)).notes]
+    assert told == [
+        "environment.gpus",
+        "environment.healthcheck",
+        "verifier.collect",
+        "verifier.environment_mode (tests run in the agent's own sandbox)",
+        "agent.network_mode",
+        "artifacts",
+        "steps[].healthcheck",
+    ]
