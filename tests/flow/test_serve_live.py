@@ -1,0 +1,100 @@
+"""`termrsi serve` itself: vLLM's server on the embedded model, asked by our own client, beside the engine of a run."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from termrsi.actors.generator import Engine
+from termrsi.errors import EngineError
+from termrsi.interop.endpoint import EndpointGenerator
+from termrsi.records import SamplingParams
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+PROMPT = [5 + (11 * k) % 4000 for k in range(70)]
+START_S, STOP_S = 300.0, 60.0
+
+
+class Server:
+    """`termrsi serve` as its user starts it, and what it prints."""
+
+    def __init__(self, checkpoint: Path, *words: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        command = [sys.executable, "-m", "termrsi", "serve", str(checkpoint), f"port={port}", *words]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.said: list[str] = []
+        self.ready = threading.Event()  # or ended
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "Application startup complete" in line:
+                self.ready.set()
+        self.ready.set()
+
+    def stop(self) -> int:
+        """As a user's Ctrl-C does; then whatever is left of it."""
+        try:
+            os.killpg(self.process.pid, signal.SIGINT)
+            return self.process.wait(STOP_S)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+            self._reader.join(STOP_S)
+
+
+@pytest.fixture(scope="module")
+def server(embedded: Path) -> Iterator[Server]:
+    started = Server(embedded, "name=mine", "max_model_len=512", "max_num_seqs=4", "kv_cache_gib=1")
+    try:
+        assert started.ready.wait(START_S), "".join(started.said)
+        assert started.process.poll() is None, "".join(started.said)
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.stop()
+
+
+async def test_it_answers_as_the_engine_of_a_run(server: Server, engine: Engine) -> None:
+    client = EndpointGenerator(server.url, "mine")
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        here, there = await engine.generate(PROMPT, params), await client.generate(PROMPT, params)
+        assert there.ids == here.ids
+        assert there.finish == here.finish == "length"
+        assert there.logprobs == pytest.approx(here.logprobs, abs=0.05)
+        drawn = SamplingParams(temperature=1.0, max_tokens=8, seed=3)
+        assert (await client.generate(PROMPT, drawn)).ids == (await client.generate(PROMPT, drawn)).ids
+        assert (await client.generate(PROMPT, params)).cached_tokens == 64, "whole blocks of 32"
+    finally:
+        await client.close()
+
+
+async def test_what_it_refuses_is_told(server: Server) -> None:
+    for model, prompt, why in (("other", PROMPT, "404"), ("mine", [5] * 600, "512")):
+        client = EndpointGenerator(server.url, model)
+        try:
+            with pytest.raises(EngineError, match=why):
+                await client.generate(prompt, SamplingParams(max_tokens=2))
+        finally:
+            await client.close()
+
+
+def test_it_ends_when_it_is_told_to(server: Server) -> None:
+    server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(server.process.pid, 0)
