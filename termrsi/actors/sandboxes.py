@@ -22,6 +22,8 @@ from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 
+GONE = 1000  # requesters remembered
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
@@ -66,7 +68,9 @@ class SandboxActor:
         self._verifier = TaskVerifier(
             timeout_multiplier=options.verifier_time, text_first=options.text_first, kit=options.kit or None
         )
-        self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, until the lease ends
+        self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
+        self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id
+        self._gone: dict[str, None] = {}  # requesters that went away before their request came, or in the moment of its grant
         self._leased: dict[str, Sandbox] = {}
         self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live
 
@@ -79,31 +83,39 @@ class SandboxActor:
         return True
 
     async def lease(self, request: str, task: TaskSpec, snapshot: Snapshot | None) -> str:
-        self._asked[request] = asyncio.ensure_future(self._pool.lease(task, snapshot))
+        asked = asyncio.ensure_future(self._pool.lease(task, snapshot))
+        self._asked[request] = asked
+        if request in self._gone:  # Ray keeps no order between calls of an asynchronous actor
+            asked.cancel()
         try:
-            sandbox = await self._asked[request]
+            sandbox = await asked
         except asyncio.CancelledError as error:
+            self._gone.pop(request, None)
             raise SandboxError("its requester gave up", task.id) from error
         finally:
-            if not self._granted(request):
-                self._asked.pop(request, None)
+            del self._asked[request]
+        if request in self._gone:
+            del self._gone[request]
+            await self._pool.release(sandbox)
+            raise SandboxError("its requester gave up", task.id)
         self._leased[sandbox.id] = sandbox
+        self._granted[request] = sandbox.id
         return sandbox.id
 
-    def _granted(self, request: str) -> bool:
-        asked = self._asked.get(request)
-        return asked is not None and asked.done() and not asked.cancelled() and asked.exception() is None
-
     async def abandon(self, request: str) -> None:
-        """The requester has gone: whether its lease still waits or was granted in this moment, it ends."""
-        if self._granted(request):
-            await self.release(self._asked[request].result().id)
-        elif request in self._asked:
+        """The requester has gone: whether its lease is still to come, waits or was granted, it ends."""
+        if request in self._granted:
+            await self.release(self._granted[request])
+            return
+        self._gone[request] = None
+        if request in self._asked:
             self._asked[request].cancel()
+        elif len(self._gone) > GONE:  # a lease that had failed before: it comes no more
+            del self._gone[next(iter(self._gone))]
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
-        self._asked = {r: a for r, a in self._asked.items() if not (self._granted(r) and a.result().id == sandbox_id)}
+        self._granted = {request: granted for request, granted in self._granted.items() if granted != sandbox_id}
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await self._pool.release(fork)
         if sandbox is not None:

@@ -62,9 +62,13 @@ class Base(abc.ABC, Generic[O]):
         snapshot = await self.snapshot()
         copies: list[Sandbox] = [self._restored(snapshot) for _ in range(n)]
         try:
-            await _all_started(copies)
-        finally:
-            await asyncio.to_thread(self._discard, snapshot)  # what the copies need of it they hold, or have read
+            try:
+                await _all_started(copies)
+            finally:
+                await asyncio.to_thread(self._discard, snapshot)  # what the copies need of it they hold, or have read
+        except BaseException:
+            await asyncio.gather(*(copy.close() for copy in copies), return_exceptions=True)
+            raise
         return copies
 
     async def kill_processes(self) -> int:

@@ -56,16 +56,24 @@ def exceeded(groups: list[Path]) -> set[str]:
     """Which of "memory" and "pids" what runs in these groups came to the end of, so that the kernel ended or refused a process."""
     found = set()
     for group in groups:
-        for name, file, field in (
-            ("memory", "memory.events", "oom_kill"),
-            ("memory", "memory.oom_control", "oom_kill"),
-            ("pids", "pids.events", "max"),
-        ):
-            with contextlib.suppress(OSError):
-                counts = dict(line.split(" ", 1) for line in (group / file).read_text().splitlines())
-                if int(counts.get(field, 0)):
-                    found.add(name)
+        # A kill alone may have been for the want of another: the group must have come to its own limit too.
+        if _count(group / "memory.events", "oom_kill") and _count(group / "memory.events", "oom"):
+            found.add("memory")
+        if _count(group / "memory.oom_control", "oom_kill") and _count(group / "memory.failcnt"):
+            found.add("memory")
+        if _count(group / "pids.events", "max"):
+            found.add("pids")
     return found
+
+
+def _count(file: Path, field: str = "") -> int:
+    """A number of a group's file: the one behind `field`, or all there is. 0 if there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    named = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines}
+    return int(named.get(field, 0))
 
 
 def remove(groups: list[Path]) -> bool:

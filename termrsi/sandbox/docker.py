@@ -149,8 +149,12 @@ class DockerSandbox(Base[DockerOptions]):
         state = await shell.dump()
         snapshot_id = layers.label(self._options.owner)
         snapshot = await self._call(lambda: self._commit(snapshot_id, state), undo=self._discard)
-        await self.kill_all()
-        await shell.restart(state)
+        try:
+            await self.kill_all()
+            await shell.restart(state)
+        except BaseException:
+            await asyncio.to_thread(self._discard, snapshot)
+            raise
         return snapshot
 
     async def put(self, source: Path | str, target: str) -> None:

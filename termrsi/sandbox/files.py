@@ -8,6 +8,7 @@ program of the sandbox takes part, so an agent that replaced `tar` changes nothi
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import shutil
@@ -19,8 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from termrsi import watched
+from termrsi.sandbox import tree
 from termrsi.sandbox.tree import extents
 
+MAX_DEPTH = 200  # of what is copied out of a sandbox: each level holds a descriptor
 SYS_OPENAT2 = 437  # the same number on every architecture
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +60,7 @@ def get(root_fd: int, source: str, target: Path) -> None:
             directory = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY)
             try:
                 target.mkdir(parents=True, exist_ok=True)
-                _get_contents(directory, target, {})
+                _get_contents(directory, target, {}, MAX_DEPTH)
             finally:
                 os.close(directory)
         elif stat.S_ISREG(info.st_mode):
@@ -158,11 +161,17 @@ def unpack(archive: tarfile.TarFile, target: Path, *, largest_bytes: int, strip:
 
 
 def _inside(name: str, what: str) -> tuple[str, ...]:
-    """Raises OSError for one that leaves the archive."""
+    """Raises OSError for one that leaves the archive, and ENAMETOOLONG for one too deep."""
     parts = PurePosixPath(name).parts
     if ".." in parts or name.startswith("/"):
         raise OSError(f"{what} that leaves the archive: {name}")
+    if len(parts) > MAX_DEPTH:
+        raise _too_deep(name)
     return parts
+
+
+def _too_deep(name: str) -> OSError:
+    return OSError(errno.ENAMETOOLONG, f"more than {MAX_DEPTH} directories in each other", name[:200])
 
 
 def _real_parents(top: Path, path: Path) -> None:
@@ -235,8 +244,13 @@ def _put_file(source: Path, directory: int, name: str) -> None:
             os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path]) -> None:
-    """`seen`: the first copy of each file that has other names: a copy for each could fill this machine's disk."""
+def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path], depth: int) -> None:
+    """`seen`: the first copy of each file that has other names: a copy for each could fill this machine's disk.
+
+    Raises OSError, ENAMETOOLONG if a directory lies deeper than `depth` more.
+    """
+    if depth == 0:
+        raise _too_deep(str(target))
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries)
     for name in names:
@@ -251,7 +265,7 @@ def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path
             new.mkdir(exist_ok=True)
             child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
-                _get_contents(child, new, seen)
+                _get_contents(child, new, seen, depth - 1)
             finally:
                 os.close(child)
         elif stat.S_ISREG(info.st_mode):
@@ -285,7 +299,7 @@ def _get_file(fd: int, target: Path) -> None:
 def _clear(path: Path) -> None:
     """Whatever an earlier copy left where a file or a link goes now."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        tree.remove(path)
     else:
         path.unlink(missing_ok=True)
 

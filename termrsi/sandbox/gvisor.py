@@ -10,6 +10,7 @@ What this backend cannot do, and `local` can, stands in `CANNOT`.
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -22,10 +23,10 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from termrsi import watched
-from termrsi.errors import ConfigError, SandboxError
+from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled
 from termrsi.records import Snapshot
 from termrsi.sandbox import cgroups, files, host, keeper, layers, tree
 from termrsi.sandbox.base import Base
@@ -52,6 +53,7 @@ CANNOT = {
     "life at its limits": "gVisor itself bounds neither memory nor processes: the kernel ends what exceeds them, the whole sandbox",
     "read-only switches": "what stands in its /proc/sys and /sys is gVisor's own, and may be written: no file of the host",
     "unkillable process 1": "gVisor lets a root process send SIGKILL to process 1: it is lost, as by a fault of the machine",
+    "filter of calls": "user namespaces, keys and what is spared for want of memory are gVisor's own: none is of the host's kernel",
     "holes": "files leave as an archive, in full: `get` refuses one that is larger than the disk allowed",
     "hidden process 1": "process 1 is a root process of the sandbox, and has nothing of ours but its pipes",
     "coreutils' ls and stat": "gVisor of 2022 refuses a flag of theirs: where it does, BusyBox's stand in their place",
@@ -220,6 +222,7 @@ class GvisorSandbox(Base[GvisorOptions]):
         options = self._options
         (self._home / "io").mkdir(parents=True)
         (self._home / "root").mkdir()
+        (self._home / "nothing").touch()
         for name in ("tree", "io", "place"):
             (self._state / name).mkdir(mode=0o755, exist_ok=True)
         (self._state / "place" / keeper.PLACE.lstrip("/")).mkdir(mode=0o755, exist_ok=True)  # nothing can be made in the tree
@@ -297,10 +300,10 @@ class GvisorSandbox(Base[GvisorOptions]):
             lowers += [*([] if part.target else [str(self._state / "place")]), *part.lowers]
             argv += [f"/{part.target}", f"lowerdir={':'.join(lowers)}" if len(lowers) > 1 else lowers[0]]
         argv += ["/../io", str(self._home / "io"), "--", *self._program(), *begin, "--bundle", str(self._home), CONTAINER]
-        with (self._home / "log").open("wb") as log:
+        with (self._home / "log").open("wb") as log, self._nothing() as nothing:
             self._namespace = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=subprocess.DEVNULL,
+                stdin=nothing,
                 stdout=log,
                 stderr=log,
                 env={"PATH": os.environ.get("PATH", os.defpath), "TERMRSI_GROUPS": " ".join(str(group) for group in self._groups)},
@@ -348,17 +351,34 @@ class GvisorSandbox(Base[GvisorOptions]):
         return ["nsenter", *(f"--{kind}={spaces / name}" for kind, name in names.items()), *self._program(), *arguments]
 
     def _runsc(self, *arguments: str) -> str:
-        return self._called(self._inside(*arguments), f"runsc {arguments[0]}", CALL_S, stdin=subprocess.DEVNULL).stdout
+        return self._called(self._inside(*arguments), f"runsc {arguments[0]}", CALL_S).stdout
 
-    def _called(self, argv: list[str], what: str, limit_s: float, **streams: Any) -> subprocess.CompletedProcess[str]:
-        """Raises SandboxError if it fails, or does not end in time."""
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, **streams)
-        except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"{what}: took longer than {limit_s:.0f} s", self._id) from error
-        if done.returncode != 0:
-            raise SandboxError(f"{what}: {done.stderr[-1000:].strip() or done.returncode}", self._id)
-        return done
+    def _called(
+        self, argv: list[str], what: str, limit_s: float, given: IO[bytes] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`given` on its standard input. Raises SandboxError if it fails, or does not end in time."""
+        with contextlib.ExitStack() as stack:
+            # Of its own (`nsenter` forks), so that all of it can be ended.
+            program = subprocess.Popen(
+                argv,
+                stdin=given or stack.enter_context(self._nothing()),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                said, complained = program.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired as error:
+                _end_group(program)
+                raise SandboxError(f"{what}: took longer than {limit_s:.0f} s", self._id) from error
+        if program.returncode != 0:
+            raise SandboxError(f"{what}: {complained[-1000:].strip() or program.returncode}", self._id)
+        return subprocess.CompletedProcess(argv, program.returncode, said, complained)
+
+    def _nothing(self) -> IO[bytes]:
+        """An empty file to read from. runsc gives its standard input to another user: it must not be the host's /dev/null."""
+        return (self._home / "nothing").open("rb")
 
     def _exec(self, script: str, *arguments: str) -> list[str]:
         return self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", script, "termrsi", *arguments)
@@ -367,7 +387,10 @@ class GvisorSandbox(Base[GvisorOptions]):
         """As `files.signatures`."""
         places = (*(f"{place}/*" for place in watched.REPORTED_IN), *(f"{place}/*.pth" for place in watched.PATH_FILES_IN))
         argv = self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", SIGNATURES, "termrsi", *places)
-        said = self._called(argv, "look at the watched files", CALL_S, input="\n".join((*watched.RELIED_ON, *watched.REPORTED, "")))
+        with tempfile.TemporaryFile() as names:
+            names.write("\n".join((*watched.RELIED_ON, *watched.REPORTED, "")).encode())
+            names.seek(0)
+            said = self._called(argv, "look at the watched files", CALL_S, names)
         return dict(line.split("\t", 1) for line in said.stdout.splitlines() if "\t" in line)
 
     def _put(self, source: Path, target: str) -> None:
@@ -375,17 +398,18 @@ class GvisorSandbox(Base[GvisorOptions]):
             raise SandboxError(f"no such file: {source}", self._id)
         name = "" if source.is_dir() else source.name
         paths = sorted(source.rglob("*")) if source.is_dir() else [source]
-        with tempfile.SpooledTemporaryFile(max_size=1 << 24) as spool:
+        with tempfile.TemporaryFile() as spool:
             files.pack([(name or str(path.relative_to(source)), path) for path in paths], spool)
             spool.seek(0)
-            self._called(self._exec(PUT, target, name), f"put {source} -> {target}", COPY_S, stdin=spool)
+            self._called(self._exec(PUT, target, name), f"put {source} -> {target}", COPY_S, spool)
 
     def _get(self, source: str, target: Path) -> None:
-        with tempfile.TemporaryFile() as said:
-            program = subprocess.Popen(self._exec(GET, source), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
+        with tempfile.TemporaryFile() as said, self._nothing() as nothing:
+            argv = self._exec(GET, source)
+            program = subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
             assert program.stdout is not None
             error: Exception | None = None
-            timer = threading.Timer(COPY_S, program.kill)  # its output ends then
+            timer = threading.Timer(COPY_S, _end_group, (program,))  # its output ends then
             timer.start()
             try:
                 with tarfile.open(fileobj=program.stdout, mode="r|") as archive:
@@ -403,12 +427,13 @@ class GvisorSandbox(Base[GvisorOptions]):
                 timer.cancel()
                 program.stdout.close()
                 if error is not None:
-                    program.kill()
+                    _end_group(program)
                 code = program.wait()
             said.seek(0)
             text = said.read().decode(errors="replace").strip()
         if error is not None or code != 0:
-            raise SandboxError(f"get {source}: {error or text}", self._id) from error
+            too_deep = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+            raise (SandboxSpoiled if too_deep else SandboxError)(f"get {source}: {error or text}", self._id) from error
 
     def _save(self, snapshot_id: str, directory: Path, standing: Standing) -> Snapshot:
         assert self._stream is not None
@@ -456,6 +481,13 @@ class GvisorSandbox(Base[GvisorOptions]):
         if self._keeper is None or self._closed:
             raise SandboxError("lost, closed or not started", self._id)
         return self._keeper
+
+
+def _end_group(program: "subprocess.Popen[Any]") -> None:
+    """Of a program that leads a session. Waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
 
 
 def link_busybox(target: Path) -> None:

@@ -1,5 +1,5 @@
 # Runs before anything else is imported, and its start is counted in milliseconds:
-# ruff: noqa: PTH101, PTH102, PTH106, PTH110, PTH112, PTH115, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH106, PTH110, PTH112, PTH115, PTH116, PTH208, PTH211
 """The helper process that makes local sandboxes, and process 1 inside each of them. Standard library only.
 
 Run as a script (`python -I -S init.py FD`); the package imports only `listening`. The helper ("zygote") is small and has one
@@ -35,8 +35,19 @@ from typing import Any
 NEW_NS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 NOSUID, NODEV, NOEXEC, RDONLY, REMOUNT, BIND, REC, PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 DETACH = 2
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
-SYSCALLS = {"x86_64": {"clone": 56, "pivot_root": 155}, "aarch64": {"clone": 220, "pivot_root": 41}}
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
+SYS_RESOURCE = 24
+KEYCTL_JOIN_SESSION_KEYRING = 1
+_NAMES = ["clone", "pivot_root", "unshare", "add_key", "request_key", "keyctl", "bpf", "userfaultfd", "perf_event_open"]
+_NEW = {"io_uring_setup": 425, "clone3": 435}  # the same on every architecture
+SYSCALLS = {
+    "x86_64": dict(zip(_NAMES, (56, 155, 272, 248, 249, 250, 321, 323, 298), strict=True)) | _NEW,
+    "aarch64": dict(zip(_NAMES, (220, 41, 97, 217, 218, 219, 280, 282, 241), strict=True)) | _NEW,
+}
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+# Not there at all: kernel attack surface, and clone3, whose flags lie where a filter cannot look; libraries do without.
+ABSENT = ("clone3", "io_uring_setup", "add_key", "request_key", "keyctl", "bpf", "userfaultfd", "perf_event_open")
 # chown, dac_override, dac_read_search, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, audit_write, setfcap
 KEPT_CAPABILITIES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 29, 31)
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -44,6 +55,7 @@ READ_ONLY_PROC = ("sys", "irq", "bus", "fs", "sysrq-trigger", "acpi", "scsi")
 HIDDEN_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug")
 MESSAGE_BYTES = 1 << 17
 LINGER_S = 10.0
+MAX_PORTS = 16  # told of one process
 # A file costs the kernel about 1 KiB that counts as the sandbox's memory and that no process's end gives back: with as many as the
 # layer's own pages, empty ones fill no more than the disk's share of it.
 INODES_PER_MB = 256
@@ -158,7 +170,7 @@ def launch(request: Request, control_fd: int, wake: int, sock: socket.socket) ->
         try:
             sock.close()
             os.close(wake)
-            signal.set_wakeup_fd(-1)
+            os.close(signal.set_wakeup_fd(-1))
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             first_main(request, control, user, group)
             status = 0
@@ -174,14 +186,7 @@ def fork_into_namespaces(*, network: bool) -> int:
     """
     flags = signal.SIGCHLD | NEW_NS | NEW_UTS | NEW_IPC | NEW_PID
     flags |= (0 if network else NEW_NET) | (NEW_USER if os.geteuid() != 0 else 0)
-    number = SYSCALLS.get(os.uname().machine, {}).get("clone")
-    if number is None:
-        raise OSError(errno.ENOSYS, f"clone: no number known for {os.uname().machine}")
-    pid = LIBC.syscall(number, ctypes.c_ulong(flags), None, None, None, None)
-    if pid < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"clone: {os.strerror(code)}")
-    return pid
+    return syscall("clone", ctypes.c_ulong(flags), None, None, None, None)
 
 
 # --- process 1 of a sandbox ---------------------------------------------------------------------------------------
@@ -204,8 +209,8 @@ def first_main(request: Request, control: socket.socket, user: int, group: int) 
         socket.sethostname("sandbox")
         limit_resources(request)
         drop_privileges()
-    except OSError as error:
-        send(control, {"error": str(error)})
+    except Exception as error:  # noqa: BLE001 of whatever kind: it is told, where a death would have no words
+        send(control, {"error": str(error) or type(error).__name__})
         return
     send(control, {"ready": 1}, [root_fd, upper_fd])
     os.close(root_fd)
@@ -233,9 +238,7 @@ def build_root(request: Request) -> tuple[int, int]:
     mount_system(f"{base}/root")
     upper_fd = os.open(f"{base}/upper", os.O_RDONLY | os.O_DIRECTORY)
     os.chdir(f"{base}/root")
-    check(
-        LIBC.syscall(SYSCALLS[os.uname().machine]["pivot_root"], b".", b"."), "pivot_root"
-    )  # the old root is stacked on the new one, and detached next
+    syscall("pivot_root", b".", b".")  # the old root is stacked on the new one, and detached next
     check(LIBC.umount2(b".", DETACH), "detach the host's root")
     os.chdir("/")
     os.close(base_fd)
@@ -267,8 +270,7 @@ def mount_system(root: str) -> None:
     dev = f"{root}/dev"
     mount("dev", dev, "tmpfs", NOSUID | NOEXEC, "size=64m,mode=0755,nr_inodes=4096")
     for name in DEVICES:
-        os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
-        mount(f"/dev/{name}", f"{dev}/{name}", "", BIND)
+        make_device(name, f"{dev}/{name}")
     for name, target in (
         ("fd", "/proc/self/fd"),
         ("stdin", "fd/0"),
@@ -289,7 +291,19 @@ def mount_system(root: str) -> None:
     for name in HIDDEN_PROC:
         path = f"{root}/proc/{name}"
         if os.path.exists(path):
-            mount("/dev/null", path, "", BIND)
+            mount(f"{dev}/null", path, "", BIND)
+
+
+def make_device(name: str, target: str) -> None:
+    """A node of the sandbox's own: root inside may change its owner and mode, and those of the host's are the host's."""
+    theirs = os.stat(f"/dev/{name}")
+    try:
+        os.mknod(target, theirs.st_mode, theirs.st_rdev)
+        os.chmod(target, 0o666)
+    except PermissionError:  # in a user namespace, where the host's can be shown: its inode is not this user's to change
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o666))
+        mount(f"/dev/{name}", target, "", BIND)
+        mount("", target, "", BIND | REMOUNT | RDONLY | NOSUID | NOEXEC)  # of the inode: a device is written to all the same
 
 
 def loopback_up() -> None:
@@ -313,18 +327,59 @@ def limit_resources(request: Request) -> None:
 
 
 def drop_privileges() -> None:
-    """Capabilities that reach past the sandbox are gone from process 1 before any file of the sandbox is executed."""
+    """Capabilities that reach past the sandbox are gone from process 1 before any file of the sandbox is executed.
+
+    It alone keeps CAP_SYS_RESOURCE, outside of the bounding set: see `do_shell`.
+    """
+    with contextlib.suppress(OSError):  # a kernel without keys
+        syscall("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     kept = [c for c in KEPT_CAPABILITIES if c <= last]
     for capability in range(last + 1):
         if capability not in kept:
             check(LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "drop a capability")
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    low = sum(1 << c for c in kept)
+    held = int(Path("/proc/self/status").read_text().partition("CapPrm:")[2].split()[0], 16)
+    low = held & sum(1 << c for c in (*kept, SYS_RESOURCE))
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)(low, low, 0, 0, 0, 0)  # effective, permitted, inheritable; twice 32 bits
     check(LIBC.capset(header, data), "capset")
+    filter_syscalls()
     check(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")  # no process of the sandbox may look into this one
+
+
+def filter_syscalls() -> None:
+    """A seccomp filter for process 1 and all after it: no user namespace inside, which would bring back every capability and,
+    with cgroup v1, the sandbox's own limits to mount and to lift; and what is `ABSENT`."""
+    machine = os.uname().machine
+    numbers = SYSCALLS[machine]
+    load, equal, at_least, has_bits, done = 0x20, 0x15, 0x35, 0x45, 0x06
+    refuse, absent, allow = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
+    program = [(load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[machine]), (done, 0, 0, absent), (load, 0, 0, 0)]
+    if machine == "x86_64":
+        program += [(at_least, 0, 1, X32_BIT), (done, 0, 0, absent)]
+    for name in ABSENT:
+        program += [(equal, 0, 1, numbers[name]), (done, 0, 0, absent)]
+    for name in ("unshare", "clone"):  # the flags are the first argument
+        flags = [(load, 0, 0, 16), (has_bits, 0, 1, NEW_USER), (done, 0, 0, refuse), (done, 0, 0, allow)]
+        program += [(equal, 0, len(flags), numbers[name]), *flags]
+    program.append((done, 0, 0, allow))
+    code = b"".join(struct.pack("HBBI", *line) for line in program)
+    lines = ctypes.create_string_buffer(code, len(code))
+    whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(lines))  # struct sock_fprog
+    check(LIBC.prctl(PR_SET_SECCOMP, 2, whole, 0, 0), "seccomp")
+
+
+def syscall(name: str, *arguments: object) -> int:
+    """Raises OSError."""
+    number = SYSCALLS.get(os.uname().machine, {}).get(name)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"{name}: no number known for {os.uname().machine}")
+    result = LIBC.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
 
 
 class First:
@@ -369,15 +424,17 @@ class First:
         try:
             pid = os.fork()
         except OSError:  # the agent's processes fill the limit: it is their end, not the sandbox's
-            self.kill_until_gone(lambda: [p for p, _, _ in processes() if p != 1], 5.0)
+            self.kill_until_gone(lambda: [p for p, _, _ in processes() if p != 1], 5.0, everything=True)
             pid = os.fork()
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                    signal.signal(number, signal.SIG_DFL)  # whatever the owner or Python ignored
+                signal.pthread_sigmask(signal.SIG_SETMASK, ())
                 os.setsid()
+                # With CAP_SYS_RESOURCE, which ends at exec, this is also the lowest that the sandbox may set: else it could spare
+                # itself, and at its limit nothing would be left to kill.
                 with contextlib.suppress(OSError):
                     Path("/proc/self/oom_score_adj").write_text("0")
                 null = os.open("/dev/null", os.O_RDONLY)
@@ -422,17 +479,20 @@ class First:
             return [p for p, _, _ in processes() if p != 1]
 
         shells = 1 if self.shell else 0
-        count, gone = self.kill_until_gone(others, 5.0)
+        count, gone = self.kill_until_gone(others, 5.0, everything=True)
         self.shell, self.status = 0, None
         return {"killed": max(count - shells, 0), "gone": gone}
 
-    def kill_until_gone(self, find: Callable[[], list[int]], give_up_s: float) -> tuple[int, bool]:
-        """(how many were there, whether all are gone). Repeats: a process may fork while it is being looked for."""
+    def kill_until_gone(self, find: Callable[[], list[int]], give_up_s: float, *, everything: bool = False) -> tuple[int, bool]:
+        """(how many were there, whether all are gone). Repeats: a process may fork while it is being looked for.
+
+        `everything`: all at once, by the kernel, whom no fork outruns; `find` only counts.
+        """
         seen: set[int] = set()
         give_up = time.monotonic() + give_up_s
         while victims := find():
             seen.update(victims)
-            for pid in victims:
+            for pid in (-1,) if everything else victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             select.select([self.wake], [], [], 0.002)  # woken by the end of a child; a grandchild's shows on the next look
@@ -469,7 +529,8 @@ def listening(pid: int) -> str:
                 fields = line.split()
                 if fields[3] == state and f"socket:[{fields[9]}]" in sockets:
                     ports.add(f"{kind[:3]} {int(fields[1].rpartition(':')[2], 16)}")
-    return f" (listening: {', '.join(sorted(ports))})" if ports else ""
+    shown = [*sorted(ports)[:MAX_PORTS], *(["..."] if len(ports) > MAX_PORTS else [])]
+    return f" (listening: {', '.join(shown)})" if ports else ""
 
 
 def main() -> None:

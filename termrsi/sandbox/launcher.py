@@ -168,9 +168,10 @@ class Control:
             raise SandboxError(f"process 1 did not answer {op!r} within {ANSWER_S:.0f} s", "sandbox.local") from error
 
     @staticmethod
-    def _close_all(fds: Sequence[int]) -> None:
-        for fd in fds:
-            os.close(fd)
+    def _close_all(fds: list[int]) -> None:
+        """Once: who asks for them again finds none."""
+        while fds:
+            os.close(fds.pop())
 
     def _expect(self) -> "asyncio.Future[tuple[dict[str, object], list[int]]]":
         waiter: asyncio.Future[tuple[dict[str, object], list[int]]] = self._loop.create_future()

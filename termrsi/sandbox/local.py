@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,41 +72,40 @@ class LocalSandbox(Base[LocalOptions]):
 
         The fresh shell has the old one's state. Raises SandboxError.
         """
-        shell, control = self._live_shell(), self._live_control()
+        shell = self._live_shell()
         state = await shell.dump()
-        lost = await control.request("list")
-        await self.kill_all()
-        names = lost["processes"]
+        names = (await self._ask("list"))["processes"]
         assert isinstance(names, list)
+        await self.kill_all()
         snapshot_id = layers.label(self._options.owner)
         try:
             saved = tuple(str(name) for name in names)
             snapshot = await self._jobs.run(lambda: self._save(snapshot_id, state, saved), undo=self._discard)
-        except OSError as error:
-            layers.discard(self._state_dir, snapshot_id)
-            raise SandboxError(f"snapshot failed: {error}", self._id) from error
-        await shell.restart(state)
+        except (OSError, SandboxError) as error:
+            await asyncio.to_thread(layers.discard, self._state_dir, snapshot_id)
+            raise self._failed("snapshot failed", error) from error
+        try:
+            await shell.restart(state)
+        except BaseException:
+            await asyncio.to_thread(self._discard, snapshot)
+            raise
         return snapshot
 
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_control()
-        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.put(self._root_fd, Path(source), target))
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # its own disk: the writable layer is the sandbox's alone
-            kind = SandboxSpoiled if full else SandboxError
-            raise kind(f"put {source} -> {target}: {error}", self._id) from error
+            raise self._failed(f"put {source} -> {target}", error) from error
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_control()
-        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target)))
         except OSError as error:
-            raise SandboxError(f"get {source} -> {target}: {error}", self._id) from error
+            raise self._failed(f"get {source} -> {target}", error) from error
 
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: by the kernel's own record of each file, read from outside."""
@@ -139,19 +138,19 @@ class LocalSandbox(Base[LocalOptions]):
         await self._jobs.run(lambda: tree.copy(f"/proc/self/fd/{self._upper_fd}", str(target)))
 
     async def _start_bash(self, argv: list[str], cwd: str, numbers: list[int], fds: list[int]) -> None:
-        await self._live_control().request("shell", fds, argv=argv, env=self._env, cwd=cwd, numbers=numbers)
+        await self._ask("shell", fds, argv=argv, env=self._env, cwd=cwd, numbers=numbers)
 
     async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
         """For `shell.Shell`."""
         if signal:
-            await self._live_control().request("signal", signal=signal)
+            await self._ask("signal", signal=signal)
         # Without a last pid (a kernel that does not tell it) the tick decides alone.
-        reply = await self._live_control().request("kill_since", last=last_pid or 1 << 30, tick=tick, give_up_s=give_up_s)
+        reply = await self._ask("kill_since", last=last_pid or 1 << 30, tick=tick, give_up_s=give_up_s)
         return bool(reply["gone"])
 
     async def kill_all(self) -> int:
         """For `shell.Shell`. Raises SandboxError if a process would not die."""
-        reply = await self._live_control().request("kill_all")
+        reply = await self._ask("kill_all")
         if not reply["gone"]:
             raise SandboxError("a process could not be ended", self._id)
         return int(str(reply["killed"]))
@@ -188,7 +187,8 @@ class LocalSandbox(Base[LocalOptions]):
         await self._shell.start(self._restored_state)
 
     def _lose(self) -> None:
-        """Process 1 is spared where memory is short, but what it asks of the kernel may be refused."""
+        """Process 1 has ended. It is spared where memory is short, but what it asks of the kernel may be refused: then it was the
+        agent's doing."""
         limits = cgroups.exceeded(self._groups)
         self._live_shell().lose(f"process 1 has ended{'; out of memory' if 'memory' in limits else ''}", spoiled="memory" in limits)
 
@@ -236,7 +236,24 @@ class LocalSandbox(Base[LocalOptions]):
     def _discard(self, snapshot: Snapshot) -> None:
         layers.discard(self._state_dir, snapshot.id)
 
+    async def _ask(self, op: str, fds: Sequence[int] = (), **arguments: object) -> dict[str, object]:
+        """Of process 1. Raises SandboxError, or SandboxSpoiled if process 1 has ended by what runs in the sandbox."""
+        control = self._live_control()
+        try:
+            return await control.request(op, fds, **arguments)
+        except SandboxError:
+            if self._shell is not None:
+                self._shell.check()
+            raise
+
+    def _failed(self, what: str, error: OSError | SandboxError) -> SandboxError:
+        """The agent's doing if its disk is full, for the writable layer is the sandbox's alone, or its tree too deep to be read."""
+        agents = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+        return (SandboxSpoiled if agents else SandboxError)(f"{what}: {error}", self._id)
+
     def _live_control(self) -> Control:
+        if self._shell is not None and not self._closed:
+            self._shell.check()  # it knows why
         if self._control is None or self._closed or self._control.lost:
             raise SandboxError("lost, closed or not started", self._id)
         return self._control

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from termrsi import watched
 from termrsi.errors import SandboxError, SandboxSpoiled
 from termrsi.records import CommandResult
 from termrsi.sandbox.script import EXIT_SIGNAL, UNWIND_SIGNAL, Places
@@ -90,6 +91,10 @@ class Host(Protocol):
 
     async def kill_all(self) -> int:
         """Ends every process, the shell included; how many there were besides it."""
+        ...
+
+    async def replaced(self) -> list[str]:
+        """See `ports.Sandbox`."""
         ...
 
 
@@ -179,16 +184,27 @@ class Shell:
         self._done = self._loop.create_future()
         self._dead = False
         self._status = 0
-        await self._wire.open(self, self._cwd)
-        self._write(self._wire.places.prologue() + self._wire.send_state(state))
+        try:
+            await self._wire.open(self, self._cwd)
+            lines = self._wire.places.prologue() + self._wire.send_state(state)
+        except OSError as error:  # descriptors or memory of this process
+            raise SandboxError(f"bash could not be begun: {error}", "sandbox.shell") from error
+        self._write(lines)
         try:
             async with asyncio.timeout(START_S):
                 _, ended = await self._done
         except TimeoutError as error:
-            raise SandboxError(f"bash did not answer within {START_S:.0f} s", "sandbox.shell") from error
+            raise await self._no_bash(f"bash did not answer within {START_S:.0f} s") from error
         if ended:
-            kind = SandboxSpoiled if self._began else SandboxError
-            raise kind("bash ended at once", "sandbox.shell", "bash must be at /bin/bash")
+            raise await self._no_bash("bash ended at once")
+
+    async def _no_bash(self, what: str) -> SandboxError:
+        """The agent's doing, if one ran before and what bash is or needs was replaced since."""
+        mine = False
+        if self._began:
+            with contextlib.suppress(SandboxError):
+                mine = any(watched.relied_on(path) for path in await self._host.replaced())
+        return (SandboxSpoiled if mine else SandboxError)(what, "sandbox.shell", "bash must be at /bin/bash")
 
     async def join(self, standing: Standing) -> None:
         """Goes on with a bash that its wire has been joined to: a restored one. Raises SandboxError if it does not answer."""
@@ -351,7 +367,11 @@ class Shell:
     def _write(self, lines: str, command: bytes | None = None) -> None:
         """Script for the shell, and a report at its end."""
         self._nonce = os.urandom(8).hex()
-        self._wire.send(command, lines + self._wire.places.report(self._nonce), status=self._status, nonce=self._nonce)
+        try:
+            self._wire.send(command, lines + self._wire.places.report(self._nonce), status=self._status, nonce=self._nonce)
+        except OSError as error:  # memory of this machine: whether bash has read a part of it cannot be known
+            self.lose(f"cannot be written to: {error}")
+            raise self._again() from error
 
     def _on_time(self) -> None:
         if self._done is not None and not self._done.done():

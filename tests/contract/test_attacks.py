@@ -145,6 +145,68 @@ async def test_nothing_is_mounted_and_no_device_made(agent: Sandbox, kit: Kit) -
     await works(agent, kit)
 
 
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+async def test_the_hosts_devices_stay_as_they_are(agent: Sandbox, kit: Kit) -> None:
+    def look() -> list[tuple[int, int, int, int]]:
+        found = [Path("/dev", name).stat() for name in DEVICES]
+        return [(info.st_mode, info.st_uid, info.st_gid, info.st_ctime_ns) for info in found]
+
+    before = look()
+    await agent.run("for f in /dev/* /proc/kcore /proc/keys /proc/timer_list; do chmod 000 $f; chown 1234:1234 $f; done", 10.0)
+    await agent.run("chmod 666 /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty; chown 0:0 /dev/*", 10.0)
+    await works(agent, kit)
+    assert look() == before
+
+
+# What brings capabilities or keys of the host's: each says "got" if it came through.
+PRIVILEGES = """
+unshare -U true && echo got a user namespace
+unshare -Urm true && echo got mounts
+/usr/bin/python3 - <<'END'
+import ctypes, platform
+libc = ctypes.CDLL(None, use_errno=True)
+new_user, sigchld = 0x10000000, 17
+clone, add_key, bpf = {"x86_64": (56, 248, 321), "aarch64": (220, 217, 280)}[platform.machine()]
+pid = libc.syscall(clone, ctypes.c_ulong(new_user | sigchld), None, None, None, None)
+if pid >= 0:
+    print("got a user namespace by clone")
+if libc.syscall(435, (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, sigchld), 88) >= 0:
+    print("got one by clone3")
+if libc.syscall(add_key, b"user", b"name", b"value", 5, -4) >= 0:
+    print("got a key")
+END
+"""
+
+
+async def test_no_capability_and_no_key_comes_back(agent: Sandbox, kit: Kit) -> None:
+    said = await agent.run(PRIVILEGES, 30.0)
+    if "filter of calls" not in kit.cannot:
+        assert "got" not in said.output, said.output
+    honest = "import os, subprocess; subprocess.run(['true'], check=True); os.wait() if os.fork() else print('forked', flush=True)"
+    assert (await agent.run(f'/usr/bin/python3 -c "{honest}"', 10.0)).output == "forked\n"
+    await works(agent, kit)
+
+
+async def test_it_cannot_spare_itself_where_memory_is_short(agent: Sandbox, kit: Kit) -> None:
+    said = await agent.run("echo -1000 > /proc/self/oom_score_adj && cat /proc/self/oom_score_adj", 10.0)
+    if "filter of calls" not in kit.cannot:  # gVisor's is a number of its own
+        assert "-1000" not in said.output.splitlines()
+    await works(agent, kit)
+
+
+async def test_a_tree_deeper_than_names_can_go(make: Make, agent: Sandbox, kit: Kit, tmp_path: Path) -> None:
+    """It cannot be copied or named whole: no copy of it, and no removal, may take the owner with it."""
+    await script(agent, "import os\nfor _ in range(2500):\n    os.mkdir('d')\n    os.chdir('d')\n", tmp_path)
+    with contextlib.suppress(SandboxError):
+        await agent.get("/app", tmp_path / "got")
+    with contextlib.suppress(SandboxError):
+        for copy in await agent.fork(1):
+            await copy.close()
+    await works(agent, kit, may_be_lost=True)
+
+
 async def test_the_hosts_sockets_are_out_of_reach(agent: Sandbox, kit: Kit, tmp_path: Path) -> None:
     with socket.socket() as server, socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as abstract:
         server.bind(("0.0.0.0", 0))  # every address of the host, so that none is left untried

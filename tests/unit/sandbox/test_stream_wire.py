@@ -57,6 +57,9 @@ class NoHost:
     async def kill_all(self) -> int:
         raise AssertionError
 
+    async def replaced(self) -> list[str]:
+        raise AssertionError
+
 
 @pytest.fixture
 async def shell(tmp_path: Path) -> AsyncIterator[Shell]:

@@ -1,0 +1,83 @@
+"""Requesters that go away, at each moment of a lease, without Ray between: no place is lost."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from termrsi.actors.sandboxes import GONE, SandboxActor, SandboxOptions
+from termrsi.errors import SandboxError
+from termrsi.fakes import FakeSandbox, FakeWorld, dry_tasks
+from termrsi.ports import Sandbox
+from termrsi.records import Snapshot, TaskSpec
+
+TASK = dry_tasks().train[0]
+
+
+class Pool:
+    """Grants when it is told to."""
+
+    def __init__(self) -> None:
+        self.grant = asyncio.Event()
+        self.out: list[Sandbox] = []
+
+    async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
+        await self.grant.wait()
+        self.out.append(FakeSandbox(FakeWorld()))
+        return self.out[-1]
+
+    async def release(self, sandbox: Sandbox) -> None:
+        self.out.remove(sandbox)
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Any:  # Any: the class behind Ray's
+    options = SandboxOptions("local", 1, 64, 64, 16, network=False, cache_dir=str(tmp_path), state_dir=str(tmp_path))
+    made = SandboxActor.__ray_metadata__.modified_class(options)  # pyright: ignore[reportAttributeAccessIssue]
+    made._pool = Pool()
+    return made
+
+
+async def given_up(lease: "asyncio.Future[str]", actor: Any) -> None:
+    with pytest.raises(SandboxError, match="gave up"):
+        await lease
+    assert (actor._pool.out, actor._leased, actor._asked, actor._gone) == ([], {}, {}, {})
+
+
+async def test_before_its_request_came(actor: Any) -> None:
+    await actor.abandon("r")
+    actor._pool.grant.set()
+    await given_up(asyncio.ensure_future(actor.lease("r", TASK, None)), actor)
+
+
+async def test_while_it_waits(actor: Any) -> None:
+    lease = asyncio.ensure_future(actor.lease("r", TASK, None))
+    await asyncio.sleep(0)
+    await actor.abandon("r")
+    await given_up(lease, actor)
+
+
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_in_the_moments_of_its_grant(actor: Any, turns: int) -> None:
+    lease = asyncio.ensure_future(actor.lease("r", TASK, None))
+    await asyncio.sleep(0)
+    actor._pool.grant.set()
+    for _ in range(turns):  # of the loop: the grant is on its way to the lease
+        await asyncio.sleep(0)
+    await actor.abandon("r")
+    await asyncio.wait([lease])
+    assert (actor._pool.out, actor._leased, actor._asked, actor._gone) == ([], {}, {}, {})
+
+
+async def test_after_it(actor: Any) -> None:
+    actor._pool.grant.set()
+    await actor.lease("r", TASK, None)
+    await actor.abandon("r")
+    assert (actor._pool.out, actor._leased, actor._granted) == ([], {}, {})
+
+
+async def test_those_whose_request_never_comes_are_forgotten(actor: Any) -> None:
+    for i in range(GONE + 10):
+        await actor.abandon(str(i))
+    assert len(actor._gone) == GONE
