@@ -1,7 +1,8 @@
 """What of a sandbox a verifier relies on, and an agent may have replaced: paths inside, and which of them decide a verdict.
 
-The list is ours. Two degrees: programs and libraries that every test script runs through, whose replacement can forge any result;
-and whatever was added to the places that come first in PATH, which an honest `pip install` does too, and which is only reported.
+The list is ours. Three degrees: programs and libraries that every test script runs through, whose replacement can forge any result;
+files that can be set aside; and whatever was added to the places that come first in PATH, which an honest `pip install` does too,
+and which is only reported.
 """
 
 import re
@@ -34,11 +35,18 @@ _PACKAGES = (
 )
 CUSTOMISATIONS = tuple(f"{place}/{name}customize.py" for place in _PACKAGES for name in ("site", "user"))
 RELIED_ON = (*(f"{place}/{name}" for place in SEARCH for name in PROGRAMS), *LOADER, *CUSTOMISATIONS)
+# From these pytest takes orders, whatever directory its tests lie in, and a verifier's installer the programs that it runs: what an
+# agent put there is removed before the tests, unless the task's own solution puts it there too.
+SET_ASIDE = (
+    *(f"/{name}" for name in ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "setup.cfg", "setup.py", "tox.ini")),
+    *(f"/root/.local/bin/{name}" for name in ("env", "uv", "uvx")),
+)
 # Told, and no more: an honest agent installs them too.
 REPORTED = (
     *(f"{place}/{name}" for place in SEARCH for name in ("pytest", "uv", "uvx", "pip", "pip3", "curl", "git", "tar", "node")),
-    *("/etc/ld.so.cache", "/pytest.ini", "/pyproject.toml", "/setup.cfg", "/tox.ini", "/conftest.py"),
+    *("/etc/ld.so.cache", *SET_ASIDE),
 )
+EVERYTHING = "*"  # among what a task touches: whatever it is
 REPORTED_IN = ("/usr/local/sbin", "/usr/local/bin", "/root/.local/bin")  # every name in these
 PATH_FILES_IN = _PACKAGES  # every *.pth in these: Python runs what stands in them
 # Where a link in place of the directory would stand for all that is found through it.

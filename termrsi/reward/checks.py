@@ -47,7 +47,8 @@ async def measure(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, repe
     flaky = _differing(empty) | _differing(solved)
     baseline = tuple(check for check in checks if any(check in verdict.passed for verdict in empty))
     weights = {check: 0.0 if check in flaky else 1.0 for check in checks}
-    touches = tuple(sorted({path for verdict in solved for path in verdict.replaced if watched.relied_on(path)}))
+    replaced = {path for verdict in solved for path in verdict.replaced}
+    touches = tuple(sorted(path for path in replaced if watched.relied_on(path) or path in watched.SET_ASIDE))
     return TaskChecks(task.id, task.family, checks, baseline, weights, touches)
 
 
@@ -77,7 +78,7 @@ async def attempt(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, orac
 async def _judged(sandbox: Sandbox, verifier: Verifier, task: TaskSpec, *, oracle: bool) -> Verdict:
     if oracle:
         await _solve(sandbox, task)
-        task = replace(task, touches=watched.RELIED_ON)  # whatever it replaces is the task's own wish
+        task = replace(task, touches=(watched.EVERYTHING,))  # whatever it replaces is the task's own wish
     return await verifier.verify(sandbox, task)
 
 

@@ -74,13 +74,16 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
         replaced = tuple(await sandbox.replaced())
     except SandboxError as error:
         raise (lost or error) from error
-    if any(watched.relied_on(path) and path not in task.touches for path in replaced):
+    foreign = [path for path in replaced if path not in task.touches and watched.EVERYTHING not in task.touches]
+    if any(watched.relied_on(path) for path in foreign):
         # Whatever the tests said now, a program of the agent would have said it.
         return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
     if lost is not None:
         raise lost
     await _look_for_room(sandbox)
     await _clean(sandbox, task)
+    if aside := [path for path in foreign if path in watched.SET_ASIDE]:
+        await sandbox.run(f"rm -rf -- {shlex.join(aside)}", GRACE_S)
     for source, target in (*suite.puts, *(((suite.kit, kit.PLACE),) if suite.kit else ())):
         await sandbox.put(source, target)
     await _run(sandbox, task, suite)

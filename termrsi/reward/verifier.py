@@ -1,8 +1,9 @@
 """Harbor's verifier contract: `tests/` goes to /tests, `test.sh` runs, and leaves a reward and a report in /logs/verifier.
 
-A result that cannot be trusted is a VerifierError and never a reward of 0: no reward file, one out of [0, 1], a time-out, or a 0
-from a script that never got to its tests. Differences from Harbor 0.26, beside those of `procedure`: `/tests` and the log directory
-are emptied rather than merged, and `reward.txt` is read where `reward.json` holds something other than numbers.
+A result that cannot be trusted is a VerifierError and never a reward of 0: no reward file, one out of [0, 1], a time-out, or
+whatever reward a script left that never got to its tests. Differences from Harbor 0.26, beside those of `procedure`: `/tests` and
+the log directory are emptied rather than merged; `reward.txt` is read where `reward.json` holds something other than numbers, and
+where no file of the tests names `reward.json`: then what they ran of the agent's may have written it.
 """
 
 import json
@@ -22,14 +23,18 @@ from termrsi.reward.kit import Kit
 from termrsi.reward.procedure import Suite, judge
 
 DEFAULT_TIMEOUT_S = 600.0
+_SHOWN_BYTES = 1 << 20  # the end of a log, where a test runner sums up
 
 _TEMPLATE = re.compile(r"^\$\{(\w+)(?::-(.*))?\}$", re.DOTALL)
-# A verifier script that uses one of these leaves a report when it really ran.
-_REPORTING = re.compile(r"pytest|ctrf|junit|\buvx?\b|unittest")
+# A verifier script that uses one of these leaves a report, or says so, when it really ran.
+_REPORTING = re.compile(r"pytest|ctrf|junit|unittest")
+_COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _RAN = re.compile(r"test session starts|short test summary info|\b\d+ (?:passed|failed)\b|Ran \d+ tests?")
+# What an installation says that failed; "not found" only from the tests' own scripts, for the agent's programs say it too.
 _BROKEN = re.compile(
-    r"command not found|No such file or directory.*(?:python|pytest|uv)|Could not resolve|Unable to locate package"
-    r"|Temporary failure in name resolution|No space left on device|Unable to acquire the dpkg|Failed to download|E: dpkg"
+    r"^\S*/tests/\S+: (?:line )?\d+: .*(?:not found|(?:python\S*|pytest|uvx?|env): No such file or directory)$|Could not resolve"
+    r"|Unable to locate package|Temporary failure in name resolution|Unable to acquire the dpkg|Failed to download|E: dpkg",
+    re.MULTILINE,
 )
 
 
@@ -110,7 +115,9 @@ class HarborVerifier:
             puts=tuple((folder, "/tests") for folder in folders),
             script="/tests/test.sh",
             timeout_s=spec.timeout_s * self._multiplier,
-            read=lambda logs, seconds: read_verdict(logs, script, task.id, seconds, text_first=self._text_first),
+            read=lambda logs, seconds: read_verdict(
+                logs, script, task.id, seconds, text_first=self._text_first or not _named("reward.json", folders)
+            ),
             env=spec.env,
             user=spec.user,
             workdir=_workdir(task),
@@ -123,8 +130,8 @@ def read_verdict(logs: Path, test_script: Path, task_id: str, duration_s: float,
     """The verdict in a copy of the verifier's log directory. Raises VerifierError if there is no valid result."""
     reward = read_reward(logs, task_id, text_first=text_first)
     report = reports.parse(logs)
-    if reward == 0.0 and report.source == "none" and _never_ran(logs, test_script):
-        raise VerifierError("reward 0 from a verifier that never ran its tests", task_id)
+    if report.source == "none" and _never_ran(logs, test_script, failed=reward == 0.0):
+        raise VerifierError(f"reward {reward:g} from a verifier that never ran its tests", task_id)
     source = "reward" if report.source == "none" else report.source
     return Verdict(reward == 1.0, reward, report.passed, report.failed, report.skipped, source, duration_s)
 
@@ -164,14 +171,21 @@ def _json_reward(path: Path) -> float | None:
     return float(next(iter(data.values()))) if len(data) == 1 else None
 
 
-def _never_ran(logs: Path, test_script: Path) -> bool:
+def _named(word: str, folders: list[Path]) -> bool:
+    return any(word.encode() in path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _never_ran(logs: Path, test_script: Path, *, failed: bool) -> bool:
     """No report where one is due, or an installation that failed; a script that only writes its reward is taken at its word."""
-    out = logs / reports.STDOUT
-    text = out.read_text(encoding="utf-8", errors="replace") if out.is_file() else ""
+    text = "\n".join(
+        path.read_bytes()[-_SHOWN_BYTES:].decode("utf-8", "replace")
+        for path in sorted(logs.rglob("*"))
+        if path.is_file() and path.suffix not in (".json", ".xml")
+    )
     if _RAN.search(text):
         return False
     script = test_script.read_text(encoding="utf-8", errors="replace") if test_script.is_file() else ""
-    return bool(_REPORTING.search(script) or _BROKEN.search(text))
+    return bool(_REPORTING.search(_COMMENT.sub("", script)) or (failed and _BROKEN.search(text)))
 
 
 def _workdir(task: TaskSpec) -> str | None:

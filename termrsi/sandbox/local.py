@@ -94,6 +94,7 @@ class LocalSandbox(Base[LocalOptions]):
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_control()
+        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.put(self._root_fd, Path(source), target))
         except OSError as error:
@@ -102,6 +103,7 @@ class LocalSandbox(Base[LocalOptions]):
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_control()
+        self._live_shell().check()
         try:
             await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target)))
         except OSError as error:
@@ -252,9 +254,9 @@ class LocalSandbox(Base[LocalOptions]):
         return (SandboxSpoiled if agents else SandboxError)(f"{what}: {error}", self._id)
 
     def _live_control(self) -> Control:
-        if self._shell is not None and not self._closed:
-            self._shell.check()  # it knows why
         if self._control is None or self._closed or self._control.lost:
+            if self._shell is not None and not self._closed:
+                self._shell.check()  # it knows why
             raise SandboxError("lost, closed or not started", self._id)
         return self._control
 

@@ -129,6 +129,35 @@ async def test_lost_reward_is_an_error(box: FolderSandbox, make: Make) -> None:
         await HarborVerifier().verify(box, make("#!/bin/bash\nset -e\nfalse\necho $? > /logs/verifier/reward.txt\n"))
 
 
+@pytest.mark.parametrize("reward", ["0", "1"])
+async def test_no_sign_of_its_tests(box: FolderSandbox, make: Make, reward: str) -> None:
+    """Also of a success: what stood for pytest may have been the agent's."""
+    script = f"#!/bin/bash\npytest() {{ true; }}\npytest /tests\necho {reward} > /logs/verifier/reward.txt\n"
+    with pytest.raises(VerifierError, match="never ran"):
+        await HarborVerifier().verify(box, make(script))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "/app/run.sh; echo 0 > /logs/verifier/reward.txt\n",  # the agent's program lacks something, not the tests
+        "#!/bin/bash\necho 0 > /logs/verifier/reward.txt # as pytest would\n",
+        "#!/bin/bash\npytest() { :; }; pytest\necho '3 failed in 0.1s' > /logs/verifier/other.log; echo 0 > /logs/verifier/reward.txt\n",
+    ],
+)
+async def test_a_failure_is_one(box: FolderSandbox, make: Make, script: str) -> None:
+    (box.root / "app" / "run.sh").write_text("#!/bin/bash\nno_such_program\n")
+    (box.root / "app" / "run.sh").chmod(0o755)
+    assert (await HarborVerifier().verify(box, make(script))).reward == 0.0
+
+
+async def test_a_reward_that_no_test_names_is_not_read(box: FolderSandbox, make: Make) -> None:
+    """What the tests ran of the agent's may write, while they run, beside theirs."""
+    plant = "echo '{\"reward\": 1}' > /logs/verifier/$(echo drawer | rev).json"
+    script = f"#!/bin/bash\n{plant}; echo 0 > /logs/verifier/reward.txt\n"
+    assert (await HarborVerifier().verify(box, make(script))).reward == 0.0
+
+
 @pytest.mark.parametrize(
     "script",
     [
