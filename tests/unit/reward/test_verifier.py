@@ -142,7 +142,7 @@ async def test_no_sign_of_its_tests(box: FolderSandbox, make: Make, reward: str)
     [
         "/app/run.sh; echo 0 > /logs/verifier/reward.txt\n",  # the agent's program lacks something, not the tests
         "#!/bin/bash\necho 0 > /logs/verifier/reward.txt # as pytest would\n",
-        "#!/bin/bash\npytest() { :; }; pytest\necho '3 failed in 0.1s' > /logs/verifier/other.log; echo 0 > /logs/verifier/reward.txt\n",
+        "pytest() { :; }; pytest\necho '3 failed in 0.1s' > /logs/verifier/x.log; echo 0 > /logs/verifier/reward.txt\n",
     ],
 )
 async def test_a_failure_is_one(box: FolderSandbox, make: Make, script: str) -> None:
