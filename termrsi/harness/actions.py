@@ -17,6 +17,7 @@ class FormatError(enum.StrEnum):
     wrong_type = "wrong_type"
     unknown_tool = "unknown_tool"
     missing_state = "missing_state"
+    unclosed_thinking = "unclosed_thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class Action:
     def command(self) -> str | None:
         """All of it as one text; None if there is none."""
         return "\n".join(command.text for command in self.commands) if self.commands else None
+
+
+def without_thinking(text: str) -> str:
+    """What follows the reasoning that a reply begins with; all of it if there is none, or if it is not closed.
+
+    A chat template may have opened it already. Later tags are the reply's own: a command may write them to a file.
+    """
+    before, closed, after = text.partition("</think>")
+    opened = before.find("<think>")
+    return after if closed and (opened < 0 or not before[:opened].strip()) else text
 
 
 def run(text: str) -> Action:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from termrsi.errors import SandboxSpoiled
 from termrsi.harness import observe, variants
-from termrsi.harness.actions import Action, Command
-from termrsi.harness.parse_terminus import without_thinking
+from termrsi.harness.actions import Action, Command, without_thinking
 from termrsi.harness.render import ChatFormat, Transcript
 from termrsi.harness.terminal import Terminal
 from termrsi.harness.variants import MARKER, Carrier, Done, Machine

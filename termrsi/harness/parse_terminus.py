@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from termrsi.harness.actions import Action, Command, FormatError, refuse
+from termrsi.harness.actions import Action, Command, FormatError, refuse, without_thinking
 
 DEFAULT_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 JSON_FORM = '{"analysis": "...", "plan": "...", "commands": [{"keystrokes": "ls -l\\n", "duration": 0.5}], "task_complete": false}'
@@ -94,11 +94,6 @@ def parse_xml(text: str) -> Action:
 _COMMAND = {"keystrokes", "duration"}
 
 
-def without_thinking(text: str) -> str:
-    """What follows a closed block of reasoning; all of it if there is none."""
-    return text.rpartition("</think>")[2]
-
-
 def _object(text: str) -> tuple[dict[str, Any] | None, str, list[str]]:  # Any: parsed JSON
     """The reply's object, or what is wrong with the text; where other text stands ("before", "after")."""
     problem = "Your reply had no JSON object."
@@ -110,7 +105,7 @@ def _object(text: str) -> tuple[dict[str, Any] | None, str, list[str]]:  # Any: 
             if problem.startswith("Your reply had no"):
                 problem = f"Your JSON is not valid: {error.msg} at line {error.lineno}, column {error.colno}."
             continue
-        except RecursionError:
+        except (ValueError, RecursionError):  # a number of thousands of digits, lists in lists
             continue
         extra = [name for name, rest in (("before", text[:begin]), ("after", text[end:])) if rest.strip()]
         if "commands" in data or "task_complete" in data:
@@ -122,7 +117,7 @@ def _object(text: str) -> tuple[dict[str, Any] | None, str, list[str]]:  # Any: 
     if begin >= 0 and (depth := _depth(text[begin:])) > 0:  # cut off between two values: closed for it
         try:
             data = json.loads(text[begin:] + "}" * depth)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return None, "Your JSON object was not closed.", []
         return data, "", []
     return None, problem, []

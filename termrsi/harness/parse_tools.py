@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from termrsi.harness.actions import Action, Command, FormatError, refuse
-from termrsi.harness.parse_terminus import without_thinking
+from termrsi.harness.actions import Action, Command, FormatError, refuse, without_thinking
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
@@ -43,6 +42,9 @@ class Tool:
         required = [p.name for p in self.parameters if p.required]
         parameters = {"type": "object", "properties": properties, "required": required}
         return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": parameters}}
+
+
+LONGEST_S = 86_400
 
 
 def parse_calls(text: str, tools: Sequence[Tool], many: Many = "all") -> Action:
@@ -92,8 +94,8 @@ def _read(body: str, number: int, tools: Sequence[Tool]) -> tuple[Tool, dict[str
         except json.JSONDecodeError as error:
             told = f"Call {number} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
             return refuse(FormatError.not_json, f"{told} A call looks like this: {_example(tools[0])}")
-        except RecursionError:
-            return refuse(FormatError.not_json, f"Call {number} is nested too deeply.")
+        except (ValueError, RecursionError):
+            return refuse(FormatError.not_json, f"Call {number} is nested too deeply, or holds a number of thousands of digits.")
     if not isinstance(name, str):
         return refuse(FormatError.missing_field, f"Call {number} names no tool. A call looks like this: {_example(tools[0])}")
     found = next((tool for tool in tools if tool.name == name), None)
@@ -125,8 +127,8 @@ def _checked(tool: Tool, arguments: dict[str, Any], number: int) -> Command | Ac
     if not text.strip():
         return refuse(FormatError.empty_command, f"The command of call {number} is empty.")
     wait_s = arguments.get("timeout")
-    if wait_s is not None and not wait_s > 0:
-        return refuse(FormatError.wrong_type, f"'timeout' of call {number} must be more than 0 seconds.")
+    if wait_s is not None and not 0 < wait_s <= LONGEST_S:
+        return refuse(FormatError.wrong_type, f"'timeout' of call {number} must be more than 0 and at most {LONGEST_S} seconds.")
     return Command(text, float(wait_s) if wait_s is not None else None)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from termrsi.errors import ConfigError
 from termrsi.harness import parse, parse_terminus
-from termrsi.harness.actions import Action
+from termrsi.harness.actions import Action, FormatError, refuse, without_thinking
 from termrsi.harness.observe import Wording
 from termrsi.harness.parse_tools import Many, Parameter, Tool, parse_calls
 from termrsi.records import Message
@@ -219,7 +219,10 @@ class Variant:
         return [*messages, Message("user", self.task.replace("{task}", task))]  # not format(): a task may hold braces
 
     def parse(self, text: str) -> Action:
-        """A reply's action. No text raises, or is taken for done by mistake."""
+        """A reply's action: of what follows its reasoning. No text raises, or is taken for done by mistake."""
+        text = without_thinking(text)
+        if text.lstrip().startswith("<think>"):  # cut off in it: what it drafts there is no action
+            return refuse(FormatError.unclosed_thinking, "Your <think> was not closed. End it with </think>, then act.")
         if self.carrier is Carrier.tool_calls:
             return parse_calls(text, self.tools, self.many)
         return _PARSERS[self.carrier](text)

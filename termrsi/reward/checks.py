@@ -1,5 +1,6 @@
 """What a task's checks are worth: measured by an empty submission and by the task's own solution, in fresh sandboxes."""
 
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from termrsi.errors import TaskError
 from termrsi.ports import Sandbox, SandboxPool, Verifier
 from termrsi.records import CommandResult, TaskSpec, Verdict
 from termrsi.reward import steps
+from termrsi.reward.verifier import solution_environment
 
 ORACLE_TIMEOUT_S, TYPED_TIMEOUT_S = 600.0, 180.0
 
@@ -112,7 +114,8 @@ async def _solve(sandbox: Sandbox, task: TaskSpec) -> None:
         await sandbox.put(given, f"{folder}/{given.name}")
     # In a shell of its own: `set -e` and `cd` of the script must not reach the sandbox's.
     await sandbox.run(f"sed -i 's/\\r$//' {folder}/*.sh")
-    script = f"bash {folder}/{given.name} < /dev/null"
+    settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in solution_environment(task.path).items())
+    script = f"env {settings} bash {folder}/{given.name} < /dev/null"
     _in_time(await sandbox.run(script, task.agent_timeout_s or ORACLE_TIMEOUT_S), task)
 
 

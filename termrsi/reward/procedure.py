@@ -93,7 +93,10 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
         for path in sorted(Path(folder).rglob("*")):
             if path.is_symlink():  # it would be followed on this machine, not inside the sandbox
                 path.unlink()
-        verdict = suite.read(Path(folder), time.monotonic() - started)
+        try:
+            verdict = suite.read(Path(folder), time.monotonic() - started)
+        except (OSError, ValueError, OverflowError, RecursionError) as error:  # of bytes that nobody meant to be read
+            raise VerifierError(f"its result cannot be read: {type(error).__name__}: {error}", task.id) from error
         log = Path(folder, reports.STDOUT)
         said = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.is_file() else ""
     if task.step:  # there is an agent after this one

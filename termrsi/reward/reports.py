@@ -22,7 +22,8 @@ _VERBOSE_LINE = re.compile(rf"^(\S+?::.+?) +({_WORDS})(?: +\(.*\))?(?: +\[ *\d+%
 _XDIST_LINE = re.compile(rf"^\[gw\d+\] +\[ *\d+%\] +({_WORDS}) +(\S+?::.+)$")
 # The reason after ` - ` is cut off, but not inside a parameter's brackets, which may hold any text.
 _NODE = re.compile(r"^(?P<id>\S+?::[^\[\s]+(?:\[.*?\](?= - |$))?|\S+)(?: - .*)?$")
-_TOTALS = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
+LARGEST_BYTES = 32 << 20
+_TOTALS = re.compile(r"\b(\d{1,9}) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
 
 # As terminal-bench's parser has it, except that a skipped check is not a passed one.
 _OUTCOME = {
@@ -91,7 +92,7 @@ def _ctrf(root: Path) -> Iterator[tuple[str, str]]:
     for path in _ctrf_files(root):
         try:
             data = json.loads(_read(path))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, lists in lists
             continue
         results = data.get("results", data) if isinstance(data, dict) else None
         tests = results.get("tests") if isinstance(results, dict) else None
@@ -111,7 +112,7 @@ def _cut_ctrf(root: Path) -> Iterator[tuple[str, str]]:
         while (begin := text.find("{", at)) >= 0:
             try:
                 test, at = decoder.raw_decode(text, begin)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 break
             yield from _ctrf_test(test)
 
@@ -205,4 +206,7 @@ def _plain(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig", errors="replace")
+    """Its last `LARGEST_BYTES`: what an agent's program prints in a test may have no end, and summaries come last."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - LARGEST_BYTES, 0))
+        return file.read(LARGEST_BYTES).decode("utf-8-sig", "replace")

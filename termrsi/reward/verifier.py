@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.errors import TaskError, VerifierError
+from termrsi.places import from_host
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward import reports
@@ -25,7 +26,6 @@ from termrsi.reward.procedure import Suite, judge
 DEFAULT_TIMEOUT_S = 600.0
 _SHOWN_BYTES = 1 << 20  # the end of a log, where a test runner sums up
 
-_TEMPLATE = re.compile(r"^\$\{(\w+)(?::-(.*))?\}$", re.DOTALL)
 # A verifier script that uses one of these leaves a report, or says so, when it really ran.
 _REPORTING = re.compile(r"pytest|ctrf|junit|unittest")
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
@@ -45,6 +45,7 @@ class VerifierSpec:
     timeout_s: float = DEFAULT_TIMEOUT_S
     env: dict[str, str] = field(default_factory=dict)
     user: str | None = None
+    apart: bool = False  # its tests are to run in a container of their own, or after commands that collect what they need
 
 
 def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
@@ -53,26 +54,41 @@ def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
     Raises TaskError if task.toml cannot be read, VerifierError if an environment variable of the host that it needs is unset.
     """
     file = Path(path) / "task.toml"
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TaskError(f"cannot be read: {error}", str(file)) from error
+    data = _read(file)
     table: dict[str, Any] = _table(data, "verifier", file)
     env = dict(_table(table, "env", file))
     if step:
         own = next((_table(one, "verifier", file) for one in data.get("steps", []) if one.get("name") == step), {})
         env |= _table(own, "env", file)
-        table = {"user": table.get("user")} | own  # its time is its own: Harbor's default if it says none
+        shared = {key: table[key] for key in ("user", "environment_mode", "environment", "collect") if key in table}
+        table = shared | own  # its time is its own: Harbor's default if it says none
     try:
         timeout_s = float(table.get("timeout_sec", DEFAULT_TIMEOUT_S))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TaskError("verifier.timeout_sec is not a number", str(file)) from error
     user = table.get("user")
     return VerifierSpec(
         timeout_s,
         {str(key): _resolve(str(value), str(key), file) for key, value in env.items()},
         None if user is None else str(user),
+        table.get("environment_mode") == "separate" or "environment" in table or bool(table.get("collect")),
     )
+
+
+def solution_environment(path: Path | str) -> dict[str, str]:
+    """Of `[solution]` in task.toml. Raises TaskError, VerifierError as `load_spec`."""
+    file = Path(path) / "task.toml"
+    if not file.is_file():
+        return {}
+    env = _table(_table(_read(file), "solution", file), "env", file)
+    return {str(key): _resolve(str(value), str(key), file) for key, value in env.items()}
+
+
+def _read(file: Path) -> dict[str, Any]:  # Any: parsed TOML
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TaskError(f"cannot be read: {error}", str(file)) from error
 
 
 def _table(data: dict[str, Any], key: str, file: Path) -> dict[str, Any]:  # Any: parsed TOML
@@ -103,6 +119,8 @@ class HarborVerifier:
         if task.steps:
             raise TaskError("its steps are verified one by one", task.path)
         spec = load_spec(task.path, task.step)
+        if spec.apart:  # a result of another set-up would be no result
+            raise TaskError("its verifier wants a container of its own, or collects: not supported", task.path)
         root = Path(task.path)
         folders = [folder for folder in (root / "tests", root / "steps" / task.step / "tests") if folder.is_dir()]
         if not task.step:
@@ -159,7 +177,7 @@ def _json_reward(path: Path) -> float | None:
     """The key "reward", else "success", else the only key. None: other values than numbers, or no such key."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, lists in lists
         return None
     if isinstance(data, int | float):
         return float(data)
@@ -206,11 +224,8 @@ def _workdir(task: TaskSpec) -> str | None:
 
 
 def _resolve(value: str, key: str, file: Path) -> str:
-    """`${VAR}` and `${VAR:-default}` come from the host when they are the whole value."""
-    match = _TEMPLATE.match(value)
-    if match is None:
-        return value
-    found = os.environ.get(match[1], match[2])
+    """Raises VerifierError if it is a variable of this machine that is unset."""
+    found = from_host(value)
     if found is None:
-        raise VerifierError(f"verifier.env.{key} needs the variable {match[1]}, which is unset", str(file))
+        raise VerifierError(f"the verifier's {key} needs a variable of this machine that is unset: {value}", str(file))
     return found

@@ -6,11 +6,13 @@ Memory and disk bound what a task's environment may ask for. A task gets the net
 import asyncio
 import contextlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from termrsi.errors import ConfigError
+from termrsi.errors import ConfigError, TaskError
+from termrsi.places import from_host
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, Snapshot, TaskSpec
 from termrsi.sandbox import compose, docker, docker_engine, gvisor, image, layers, local
@@ -180,11 +182,22 @@ def _bounded(environment: EnvironmentSpec, limits: Limits) -> tuple[int, int]:
     return memory, min(environment.storage_mb or limits.disk_mb, limits.disk_mb)
 
 
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Raises TaskError if a variable of this machine that a task needs is unset."""
+    found: dict[str, str] = {}
+    for key, value in given.items():
+        known = from_host(value)
+        if known is None:
+            raise TaskError(f"needs a variable of this machine that is unset: {value}", f"environment.env.{key}")
+        found[key] = known
+    return found
+
+
 def _common(environment: EnvironmentSpec, limits: Limits, owner: str) -> dict[str, Any]:  # Any: fields of `options.Options`
     """What a task's environment asks for, within the limits."""
     memory, disk = _bounded(environment, limits)
     return {
-        "env": environment.env,
+        "env": _variables(environment.env),
         "workdir": environment.workdir,
         "memory_mb": memory,
         "disk_mb": disk,

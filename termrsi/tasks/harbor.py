@@ -53,7 +53,14 @@ def load(path: Path | str, *, strict: bool = False) -> LoadResult:
         task = _task(root, notes)
     except TaskError as error:
         return LoadResult((), (SkippedTask(str(root), str(error)),), tuple(notes.lines))
+    except Exception as error:  # noqa: BLE001 what authors write knows no bounds: one directory must not take a collection with it
+        return LoadResult((), (SkippedTask(str(root), unforeseen(error)),), tuple(notes.lines))
     return LoadResult((task,), (), tuple(notes.lines))
+
+
+def unforeseen(error: Exception) -> str:
+    """A reason of one line."""
+    return f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def read_config(root: Path, notes: Notes) -> dict[str, object]:
@@ -88,7 +95,7 @@ def number(data: Mapping[str, object], key: str, where: str) -> float | None:
         return None
     try:
         found = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise TaskError(f"task.toml: {where}.{key} is {value!r}, not a number")
@@ -192,7 +199,7 @@ def without_canary(text: str) -> str:
 
 
 def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: str) -> EnvironmentSpec:
-    env = table(data, "environment")
+    env, agent = table(data, "environment"), table(data, "agent")
     folder = root / "environment"
     # Authors up to schema 1.1 relied on these defaults; later ones meant "no limit".
     limited = not notes.strict and not re.match(r"^1\.(?:[2-9]|\d\d)", version)
@@ -209,7 +216,7 @@ def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: 
         cpus=cpus if cpus is not None else (1.0 if limited else None),
         memory_mb=memory,
         storage_mb=storage,
-        network=_network(env, notes),
+        network=_network(env, notes) if agent.get("network_mode") is None else agent["network_mode"] == "public",
         env=_variables(env, notes),
         build_timeout_s=number(env, "build_timeout_sec", "environment") or DEFAULT_BUILD_TIMEOUT_S,
     )

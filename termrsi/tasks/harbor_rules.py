@@ -57,7 +57,7 @@ _KNOWN = {
 _NOT_DONE = {
     "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck"),
     "verifier": ("environment", "collect"),
-    "agent": ("user", "network_mode", "allowed_hosts"),
+    "agent": ("user", "allowed_hosts"),
 }
 _STEP = frozenset(["name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"])
 _HEADER = re.compile(r"^[^$]*\$\{\w+\}[^$]*$")
@@ -84,7 +84,7 @@ def not_done(data: Mapping[str, object]) -> Iterator[str]:
         yield "environment.os"
     yield from (f"verifier.{key}" for key in _NOT_DONE["verifier"] if verifier.get(key))
     if verifier.get("environment_mode") == "separate":
-        yield "verifier.environment_mode (tests run in the agent's own sandbox)"
+        yield "verifier.environment_mode"
     for key in _NOT_DONE["agent"]:
         if _sub(data, "agent").get(key) not in (None, "root", "0", 0):
             yield f"agent.{key}"

@@ -11,7 +11,7 @@ import yaml
 
 from termrsi.errors import TaskError
 from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, TaskSpec
-from termrsi.tasks.harbor import LEVELS, Notes, number, without_canary
+from termrsi.tasks.harbor import LEVELS, Notes, number, unforeseen, without_canary
 
 DEFAULT_AGENT_TIMEOUT_S = 360.0
 
@@ -44,6 +44,8 @@ def load(path: Path | str, *, strict: bool = False) -> LoadResult:
         task = _task(root, notes)
     except TaskError as error:
         return LoadResult((), (SkippedTask(str(root), str(error)),), tuple(notes.lines))
+    except Exception as error:  # noqa: BLE001 as in `harbor.load`
+        return LoadResult((), (SkippedTask(str(root), unforeseen(error)),), tuple(notes.lines))
     return LoadResult((task,), (), tuple(notes.lines))
 
 

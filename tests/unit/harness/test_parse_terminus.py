@@ -143,7 +143,22 @@ def test_names_of_keys(text: str, key: bool) -> None:
 
 PIECES = (
     *("{", "}", '"', "\\", "analysis", "plan", "commands", "keystrokes", ":", ",", "[", "]", "<response>", "</response>"),
-    *("<commands>", "</commands>", "<keystrokes>", "</keystrokes>", "\n", "true", "x", "<think>", "</think>", "1e999", "\ud800"),
+    *(
+        "<commands>",
+        "</commands>",
+        "<keystrokes>",
+        "</keystrokes>",
+        "\n",
+        "true",
+        "x",
+        "<think>",
+        "</think>",
+        "1e999",
+        "\ud800",
+        "9" * 5000,
+        "[" * 2000,
+        '"task_complete": true',
+    ),
 )
 FIELDS = st.sampled_from(["analysis", "plan", "commands", "keystrokes", "duration"])
 VALUES = st.recursive(

@@ -101,7 +101,7 @@ def test_a_schema_is_what_servers_take() -> None:
 
 PIECES = (
     *("<tool_call>", "</tool_call>", "{", "}", '"name"', ":", '"bash"', '"arguments"', '"command"', ",", '"ls"', "<function=bash>"),
-    *("</function>", "<parameter=command>", "</parameter>", "finish", "\n", "null", "<think>", "</think>"),
+    *("</function>", "<parameter=command>", "</parameter>", "finish", "\n", "null", "<think>", "</think>", "9" * 5000, "[" * 2000),
 )
 
 
@@ -111,3 +111,9 @@ def test_no_text_raises_or_is_taken_for_done(text: str) -> None:
     claims = re.search(r'"name"\s*:\s*"finish"|<function=finish>', text)
     assert not action.done or claims
     assert action.error is None or (not action.commands and action.detail)
+
+
+@pytest.mark.parametrize("timeout", ["9" * 310, "9" * 5000, "1e999", "[" * 5000])
+def test_numbers_and_lists_without_end_are_errors(timeout: str) -> None:
+    text = f'<tool_call>{{"name": "bash", "arguments": {{"command": "ls", "timeout": {timeout}}}}}</tool_call>'
+    assert parse_calls(text, TOOLS).error in (FormatError.not_json, FormatError.wrong_type)

@@ -4,6 +4,7 @@ import pytest
 
 from termrsi.errors import ConfigError
 from termrsi.harness import variants
+from termrsi.harness.actions import FormatError
 from termrsi.harness.parse import parse
 from termrsi.harness.render import ChatFormat
 
@@ -59,3 +60,30 @@ def test_guidance_stands_beside_the_task_and_can_be_stripped(name: str, chat: Ch
     assert guided[:-1] == plain[:-1]
     assert guided[-1].content == "1. touch\n\nTask: Make a file."
     assert "1. touch" not in chat.decode(chat.prompt(plain))
+
+
+DRAFT = "```bash\nrm -rf /\n```\nDONE\n"
+
+
+@pytest.mark.parametrize("name", ["react", "fewshot", "guided", "retry", "mini_text"])
+@pytest.mark.parametrize(
+    "thought",
+    [f"<think>{DRAFT}</think>\n", f"{DRAFT}</think>\n"],  # the second: its template had opened it
+)
+def test_what_is_drafted_in_reasoning_is_no_action(name: str, thought: str) -> None:
+    tag = variants.MINI_TAG if name == "mini_text" else "bash"
+    action = variants.get(name).parse(f"{thought}```{tag}\nls\n```")
+    assert (action.command, action.done, action.error) == ("ls", False, None)
+
+
+@pytest.mark.parametrize("name", variants.names())
+def test_a_reply_cut_off_in_its_reasoning_does_nothing(name: str) -> None:
+    done = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
+    for draft in (DRAFT, done, '<tool_call>{"name": "finish", "arguments": {}}</tool_call>'):
+        action = variants.get(name).parse(f"\n<think>\n{draft}")
+        assert (action.commands, action.done, action.error) == ((), False, FormatError.unclosed_thinking)
+
+
+def test_a_command_may_write_such_tags() -> None:
+    command = "printf '<think>%s</think>' x > template"
+    assert variants.get("react").parse(f"```bash\n{command}\n```").command == command

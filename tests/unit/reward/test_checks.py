@@ -19,11 +19,13 @@ class ScriptedSandbox:
     def __init__(self, timed_out: bool = False) -> None:
         self.solved = False
         self.timed_out = timed_out
+        self.commands: list[str] = []
 
     async def put(self, source: Path | str, target: str) -> None:
         assert target == "/solution"
 
     async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        self.commands.append(command)
         self.solved = self.solved or "solve.sh" in command
         return CommandResult(124 if self.timed_out else 0, "", timed_out=self.timed_out)
 
@@ -31,6 +33,7 @@ class ScriptedSandbox:
 class ScriptedPool:
     def __init__(self, timed_out: bool = False) -> None:
         self.out: list[ScriptedSandbox] = []
+        self.commands: list[str] = []  # of those released
         self.leases = 0
         self.timed_out = timed_out
 
@@ -40,6 +43,7 @@ class ScriptedPool:
         return self.out[-1]  # pyright: ignore[reportReturnType]  # only what is used
 
     async def release(self, sandbox: Sandbox) -> None:
+        self.commands += sandbox.commands  # pyright: ignore[reportAttributeAccessIssue]  # a ScriptedSandbox
         self.out.remove(sandbox)  # pyright: ignore[reportArgumentType]  # only what is used
 
     async def discard(self, snapshot: Snapshot) -> None: ...
@@ -113,3 +117,11 @@ async def test_no_solution(task: TaskSpec) -> None:
     (Path(task.path) / "solution" / "solve.sh").unlink()
     with pytest.raises(TaskError, match="solve"):
         await measure(ScriptedPool(), ScriptedVerifier([EMPTY], [SOLVED]), task)
+
+
+async def test_a_solution_has_its_own_variables(task: TaskSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_HERE", "a b")
+    Path(task.path, "task.toml").write_text('[solution]\nenv = {A = "${TOKEN_OF_HERE}", B = "${GONE:-c}"}\n')
+    pool = ScriptedPool()
+    await measure(pool, ScriptedVerifier([EMPTY], [SOLVED]), task)
+    assert any(command.startswith("env A='a b' B=c bash /solution/solve.sh") for command in pool.commands), pool.commands

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from termrsi.reward.reports import Report, parse
+from termrsi.reward.reports import LARGEST_BYTES, Report, parse
 
 SUMMARY = """\
 ============================= test session starts ==============================
@@ -139,3 +139,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     logs.mkdir()
     (logs / "ctrf.json").symlink_to(tmp_path / "secret")
     assert parse(logs).source == "none"
+
+
+def test_what_no_writer_of_reports_writes_is_none(tmp_path: Path) -> None:
+    for text in ("[" * 100_000, "9" * 10_000, '{"results": {"tests": ' + "[" * 5000):
+        (tmp_path / "ctrf.json").write_text(text)
+        assert parse(tmp_path) == Report()
+    (tmp_path / "test-stdout.txt").write_text("9" * 10_000 + " passed in 1 s\n")
+    assert parse(tmp_path) == Report()
+
+
+def test_a_log_without_end_is_read_from_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "test-stdout.txt").open("wb") as file:
+        file.truncate(LARGEST_BYTES * 3)
+        file.seek(0, 2)
+        file.write(b"\n2 passed, 1 failed in 1 s\n")
+    found = parse(tmp_path)
+    assert (len(found.passed), len(found.failed)) == (2, 1)

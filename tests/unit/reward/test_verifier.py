@@ -253,3 +253,23 @@ async def test_a_task_without_a_test_script_is_named(box: FolderSandbox, make: M
     (Path(task.path) / "tests" / "test.sh").unlink()
     with pytest.raises(TaskError, match=r"tests/test\.sh"):
         await HarborVerifier().verify(box, task)
+
+
+@pytest.mark.parametrize("text", ["9" * 10_000, "[" * 100_000, '{"reward": ' + "9" * 400 + "}"])
+async def test_a_reward_that_no_script_writes_is_an_error(box: FolderSandbox, make: Make, text: str) -> None:
+    script = f"#!/bin/bash\nprintf '%s' '{text}' > /logs/verifier/reward.json\n"
+    with pytest.raises(VerifierError):
+        await HarborVerifier().verify(box, make(script))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '[verifier]\nenvironment_mode = "separate"\n',
+        "[verifier.environment]\ncpus = 1\n",
+        '[[verifier.collect]]\ncommand = "git diff > /logs/artifacts/model.patch"\n',
+    ],
+)
+async def test_a_verifier_apart_is_refused_and_not_scored(box: FolderSandbox, make: Make, config: str) -> None:
+    with pytest.raises(TaskError, match="not supported"):
+        await HarborVerifier().verify(box, make("echo 0 > /logs/verifier/reward.txt\n", config))

@@ -314,3 +314,17 @@ async def test_limits_and_network_are_the_pools_to_give(tmp_path: Path, allowed:
         assert (await box.run("df -m --output=size /app | tail -1")).output.strip() == "50"
     finally:
         await pool.close()
+
+
+async def test_variables_of_this_machine_reach_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_HERE", "secret")
+    env = {"A": "${TOKEN_OF_HERE}", "B": "${GONE:-b}", "C": "plain ${TOKEN_OF_HERE}"}
+    pool = HostPool(size=1, cache_dir=tmp_path, state_dir=tmp_path / "state")
+    try:
+        sandbox = await pool.lease(task("t", env=env))
+        assert (await sandbox.run('echo "$A|$B|$C"')).output == "secret|b|plain ${TOKEN_OF_HERE}\n"
+        await pool.release(sandbox)
+        with pytest.raises(TaskError, match=r"environment\.env\.D: needs a variable of this machine that is unset"):
+            await pool.lease(task("u", env={"D": "${GONE}"}))
+    finally:
+        await pool.close()

@@ -267,8 +267,40 @@ healthcheck = {command = "true"}
         "environment.gpus",
         "environment.healthcheck",
         "verifier.collect",
-        "verifier.environment_mode (tests run in the agent's own sandbox)",
-        "agent.network_mode",
+        "verifier.environment_mode",
         "artifacts",
         "steps[].healthcheck",
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        ("[environment]\ncpus = " + "9" * 400, {}),
+        ("[environment]\nmemory_gb = 1e308", {}),
+        ("x = " + "[" * 20_000, {}),
+        ("x = " + "9" * 10_000, {}),
+        ("", {"environment/Dockerfile": "FROM debian\nCOPY src/**.py /x\n"}),
+    ],
+)
+def test_what_nobody_would_write_is_one_refused_task(make: Make, config: str, files: dict[str, str]) -> None:
+    result = harbor.load(make(config, **files))
+    assert len(result.tasks) + len(result.skipped) == 1
+    assert all("\n" not in one.reason for one in result.skipped)
+
+
+def test_links_and_folders_in_place_of_scripts(make: Make) -> None:
+    root = make()
+    (root / "tests" / "gone.sh").symlink_to("nowhere.sh")
+    (root / "tests" / "folder.sh").mkdir()
+    (root / "solution").mkdir()
+    (root / "solution" / "round").symlink_to("round")
+    result = harbor.load(root)
+    assert len(result.tasks) + len(result.skipped) == 1
+
+
+@pytest.mark.parametrize(("agent", "network"), [("public", True), ("no-network", False)])
+def test_the_agents_own_network_comes_first(make: Make, agent: str, network: bool) -> None:
+    other = "no-network" if network else "public"
+    config = f'[environment]\nnetwork_mode = "{other}"\n[agent]\nnetwork_mode = "{agent}"\n'
+    assert only(harbor.load(make(config))).environment.network is network
