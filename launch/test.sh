@@ -28,7 +28,7 @@ harbor_environment() {
 }
 harbor_environment & # beside the rest of the set-up: neither waits for the other
 background=("$!")
-trap 'kill "${background[@]}" 2>/dev/null || true' EXIT
+trap 'kill "${background[@]}" 2>/dev/null && wait "${background[@]}" || true' EXIT
 setup
 wait "${background[0]}" || true # it has said why
 cd "$ROOT"
@@ -53,13 +53,15 @@ step "lint-imports" lint-imports
 if [[ $# -gt 0 ]]; then
     step "pytest" python -m pytest "$@"
 else
-    # The unit tests, which only compute, run beside the others, which mostly wait; what they print is shown after them.
+    # Side by side, for they mostly wait; what the first prints is shown after the second. Those that look for what is left on the
+    # whole machine come last, alone.
     log="$(mktemp)"
-    python -m pytest -o cache_dir=.pytest_cache/unit tests/unit >"$log" 2>&1 &
+    python -m pytest -o cache_dir=.pytest_cache/contract tests/contract >"$log" 2>&1 &
     background+=("$!")
-    unit_tests() { local result=0; wait "${background[1]}" || result=$?; cat "$log"; rm -f "$log"; return "$result"; }
-    step "pytest" python -m pytest --ignore=tests/unit
-    step "unit tests" unit_tests
+    contract() { local result=0; wait "${background[1]}" || result=$?; cat "$log"; rm -f "$log"; return "$result"; }
+    step "pytest" python -m pytest --ignore=tests/contract --ignore=tests/flow/test_real_run.py
+    step "contract" contract
+    step "whole runs" python -m pytest -o cache_dir=.pytest_cache/runs tests/flow/test_real_run.py
 fi
 
 printf '\n'

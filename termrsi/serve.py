@@ -7,7 +7,10 @@ from pathlib import Path
 
 from termrsi.errors import ConfigError
 
-VALID = "termrsi serve CHECKPOINT [host=127.0.0.1] [port=8000] [name=NAME] [max_model_len=N] [threads=N] [kv_cache_gib=N]"
+VALID = (
+    "termrsi serve CHECKPOINT [host=127.0.0.1] [port=8000] [name=NAME] [max_model_len=N] [max_num_seqs=N] [threads=N] "
+    "[kv_cache_gib=N] [eager=true]"
+)
 NUMBERS = ("port", "max_model_len", "threads", "kv_cache_gib", "max_num_seqs")
 
 
@@ -26,7 +29,7 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         nested = checkpoint / "policy"
         near = f"did you mean {nested}?" if (nested / "config.json").is_file() else "valid: a Hugging Face model directory"
         raise ConfigError(f"no config.json in {str(checkpoint)!r}", "termrsi serve", near)
-    given = {"host": "127.0.0.1", "port": "8000", "name": checkpoint.absolute().name}
+    given = {"host": "127.0.0.1", "port": "8000", "name": checkpoint.absolute().name, "eager": "false"}
     known = (*given, *NUMBERS)
     for word in words:
         key, found, value = word.partition("=")
@@ -34,6 +37,8 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
             raise ConfigError(f"unknown option {word!r}", "termrsi serve", VALID)
         if key in NUMBERS and not (value.isdigit() and int(value) > 0):
             raise ConfigError(f"{key} is {value!r}", "termrsi serve", "valid: a whole number from 1 on")
+        if key == "eager" and value not in ("true", "false"):
+            raise ConfigError(f"eager is {value!r}", "termrsi serve", "valid: true (starts sooner, answers later) or false")
         given[key] = value
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("vllm is not installed", "termrsi serve", "pip install 'termrsi[cpu]' or 'termrsi[gpu]'")
@@ -42,9 +47,9 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     from termrsi.actors.generator import EngineOptions, engine_arguments, engine_environment
 
     numbers = {key: int(given[key]) for key in NUMBERS if key in given and key != "port"}
-    options = EngineOptions(**numbers)  # pyright: ignore[reportArgumentType]  # names and types are those of NUMBERS
+    options = EngineOptions(**numbers, enforce_eager=given["eager"] == "true")  # pyright: ignore[reportArgumentType]  # names and types are those of NUMBERS
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", given["host"], "--port", given["port"]]
-    argv += ["--served-model-name", given["name"]]
+    argv += ["--served-model-name", given["name"], "--enable-prompt-tokens-details"]  # the latter: tokens served from the cache
     for key, value in engine_arguments(str(checkpoint), options, on_cpu=current_platform.is_cpu()).items():
         flag = key.replace("_", "-")
         if isinstance(value, bool):

@@ -1,6 +1,7 @@
 """Shared by all suites: one cache, one converted model and one vLLM engine per session."""
 
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 settings.register_profile("termrsi", deadline=None)  # what else the machine does is no fault of the code
 settings.load_profile("termrsi")
+
+
+def pytest_configure() -> None:
+    """Told to end, as by launch/test.sh, a session ends what it started: the daemon, the engine, Ray."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,13 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_server_has_a_runs_settings(checkpoint: Path) -> None:
-    argv, environment = serve.command([str(checkpoint), "port=9000", "name=mine", "max_model_len=512", "threads=3"])
+    argv, environment = serve.command([str(checkpoint), "port=9000", "name=mine", "max_model_len=512", "threads=3", "eager=true"])
     assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     pairs = dict(itertools.pairwise(argv))
     assert (pairs["--model"], pairs["--port"], pairs["--host"]) == (str(checkpoint), "9000", "127.0.0.1")
     assert (pairs["--served-model-name"], pairs["--max-model-len"]) == ("mine", "512")
     assert "--enable-prefix-caching" in argv
+    assert "--enforce-eager" in argv
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["HF_HUB_OFFLINE"] == "1"
 
@@ -39,6 +40,7 @@ def test_the_server_has_a_runs_settings(checkpoint: Path) -> None:
         (["{policy}", "prot=1"], "unknown option 'prot=1'"),
         (["{policy}", "port=high"], "valid: a whole number"),
         (["{policy}", "threads=0"], "valid: a whole number"),
+        (["{policy}", "eager=yes"], "valid: true"),
     ],
 )
 def test_bad_input_is_one_line(checkpoint: Path, words: list[str], message: str) -> None:
