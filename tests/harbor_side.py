@@ -33,7 +33,7 @@ def fields(path: str) -> dict[str, object]:
         "workdir": environment.workdir,
         "env": environment.env,
         "build_timeout": environment.build_timeout_sec,
-        "network": environment.network_mode.value == "public",
+        "network": (config.agent.network_mode or environment.network_mode).value == "public",  # the agent's own goes first
         "steps": [step.name for step in config.steps or []],
     }
 

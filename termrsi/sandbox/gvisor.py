@@ -21,6 +21,7 @@ import subprocess
 import tarfile
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -47,6 +48,7 @@ CONTAINER = (
 )
 CALL_S = 30.0  # a gVisor that lost one of its own processes may never answer
 COPY_S = 300.0  # for as much as a disk holds
+KILL_S = 5.0  # what was killed is gone within this, or will not go
 CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
 CANNOT = {
     "disk limit": "what is written is kept in memory, and bounded with it",
@@ -187,10 +189,12 @@ class GvisorSandbox(Base[GvisorOptions]):
 
     async def kill_all(self) -> int:
         """For `shell.Shell`. Raises SandboxError if a process would not die: gVisor says so itself, not what runs in it."""
-        reply = await self._live_keeper().ask("all", shell=self._live_shell().pid, seconds=5.0)
-        said = await self._jobs.run(lambda: self._runsc("ps", "--format", "json", CONTAINER))
-        if json.loads(said) != [1]:
-            raise SandboxError(f"processes could not be ended: {said.strip()}", self._id)
+        reply = await self._live_keeper().ask("all", shell=self._live_shell().pid, seconds=KILL_S)
+        by = time.monotonic() + KILL_S
+        while json.loads(said := await self._jobs.run(lambda: self._runsc("ps", "--format", "json", CONTAINER))) != [1]:
+            if time.monotonic() > by:
+                raise SandboxError(f"processes could not be ended: {said.strip()}", self._id)
+            await self._live_keeper().ask("ping", shell=0)  # process 1 collects its dead first: until then they are counted
         return int(reply) if reply.isdigit() else 0
 
     async def _start(self) -> None:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from signal import SIGCHLD
 from typing import Protocol
 
 from termrsi import watched
@@ -344,8 +345,9 @@ class Shell:
             await self._host.kill_since(last_pid, tick, give_up_s=0.05, signal=signal)
             with contextlib.suppress(TimeoutError):
                 _, ended = await asyncio.wait_for(asyncio.shield(done), wait_s)
-                # Once more, for what the shell began between the two; nothing begins anything now.
-                if not await self._host.kill_since(last_pid, tick, give_up_s=5.0):
+                # Once more, for what the shell began between the two; nothing begins anything now. With it a SIGCHLD: a bash whose
+                # `wait` is interrupted as a child dies forgets that child until the next one, and would tell of it only then.
+                if not await self._host.kill_since(last_pid, tick, give_up_s=5.0, signal=0 if ended else SIGCHLD):
                     break
                 for _ in range(2):
                     # Lets bash say now, unheard, which of its jobs were killed; else the next command would begin with it. Twice:
