@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -109,6 +110,9 @@ def drain(fd: int) -> None:
 
 def helper(sock: socket.socket) -> None:
     """Waits for requests and for the end of children. Ends when the owner's socket closes, or unused for LINGER_S."""
+    if os.uname().machine in SYSCALLS:
+        syscall_filter()
+    last_capability()
     gc.freeze()  # a collection in a child would write to every page that it shares with this process
     wake = wake_on_child()
     cgroups: set[str] = set()  # removed by the owner; by us if it was killed
@@ -196,11 +200,11 @@ def first_main(request: Request, control: socket.socket, user: int, group: int) 
     """`user` and `group` are the helper's: a new user namespace knows none until they are mapped."""
     try:
         for path in request["cgroups"]:
-            Path(path, "cgroup.procs").write_text("0")
+            write(f"{path}/cgroup.procs", "0")
         if user != 0:
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-            Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+            write("/proc/self/setgroups", "deny")
+            write("/proc/self/uid_map", f"0 {user} 1")
+            write("/proc/self/gid_map", f"0 {group} 1")
         os.umask(0o022)
         os.setsid()
         root_fd, upper_fd = build_root(request)
@@ -322,8 +326,22 @@ def limit_resources(request: Request) -> None:
     if "memory" not in limited:
         limit = request["memory_mb"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    spare("-1000")
+
+
+def spare(score: str) -> None:
+    """How much the kernel spares this process where memory is short, and the least that its children may ask for."""
     with contextlib.suppress(OSError):  # lowering it takes a capability of the host
-        Path("/proc/self/oom_score_adj").write_text("-1000")
+        write("/proc/self/oom_score_adj", score)
+
+
+def write(path: str, text: str) -> None:
+    """Raises OSError. (pathlib's own costs five more calls.)"""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
 
 
 def drop_privileges() -> None:
@@ -333,7 +351,7 @@ def drop_privileges() -> None:
     """
     with contextlib.suppress(OSError):  # a kernel without keys
         syscall("keyctl", KEYCTL_JOIN_SESSION_KEYRING, None)
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    last = last_capability()
     kept = [c for c in KEPT_CAPABILITIES if c <= last]
     for capability in range(last + 1):
         if capability not in kept:
@@ -344,12 +362,18 @@ def drop_privileges() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)(low, low, 0, 0, 0, 0)  # effective, permitted, inheritable; twice 32 bits
     check(LIBC.capset(header, data), "capset")
-    filter_syscalls()
+    check(LIBC.prctl(PR_SET_SECCOMP, 2, syscall_filter()[1], 0, 0), "seccomp")
     check(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")  # no process of the sandbox may look into this one
 
 
-def filter_syscalls() -> None:
-    """A seccomp filter for process 1 and all after it: no user namespace inside, which would bring back every capability and,
+@functools.cache
+def last_capability() -> int:
+    return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+
+
+@functools.cache  # the helper's, made before any sandbox
+def syscall_filter() -> tuple[object, object]:
+    """A seccomp program (its lines, and the struct that points to them) for process 1 and all after it: no user namespace inside, which would bring back every capability and,
     with cgroup v1, the sandbox's own limits to mount and to lift; and what is `ABSENT`."""
     machine = os.uname().machine
     numbers = SYSCALLS[machine]
@@ -367,7 +391,7 @@ def filter_syscalls() -> None:
     code = b"".join(struct.pack("HBBI", *line) for line in program)
     lines = ctypes.create_string_buffer(code, len(code))
     whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(lines))  # struct sock_fprog
-    check(LIBC.prctl(PR_SET_SECCOMP, 2, whole, 0, 0), "seccomp")
+    return lines, whole
 
 
 def syscall(name: str, *arguments: object) -> int:
@@ -422,33 +446,42 @@ class First:
     def do_shell(self, request: Request, fds: list[int]) -> Reply:
         """Starts a shell on the descriptors given: `numbers[i]` in the shell is `fds[i]`; standard input is /dev/null."""
         try:
-            pid = os.fork()
+            pid = self.spawned(request, fds)
         except OSError:  # the agent's processes fill the limit: it is their end, not the sandbox's
             self.kill_until_gone(lambda: [p for p, _, _ in processes() if p != 1], 5.0, everything=True)
-            pid = os.fork()
-        if pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                    signal.signal(number, signal.SIG_DFL)  # whatever the owner or Python ignored
-                signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                os.setsid()
-                # With CAP_SYS_RESOURCE, which ends at exec, this is also the lowest that the sandbox may set: else it could spare
-                # itself, and at its limit nothing would be left to kill.
-                with contextlib.suppress(OSError):
-                    Path("/proc/self/oom_score_adj").write_text("0")
-                null = os.open("/dev/null", os.O_RDONLY)
-                os.dup2(null, 0)
-                for number, fd in zip(request["numbers"], fds, strict=True):
-                    os.dup2(fd, number)
-                os.chdir(request["cwd"] if os.path.isdir(request["cwd"]) else "/")
-                os.execve("/bin/bash", request["argv"], request["env"])
-            finally:
-                os._exit(127)
+            pid = self.spawned(request, fds)
         for fd in fds:
             os.close(fd)
         self.shell = pid
+        if pid == 0:
+            self.status = 127
         return {"shell": pid}
+
+    def spawned(self, request: Request, fds: list[int]) -> int:
+        """The number of a bash on the descriptors given; 0 if there is none that can be run. Raises OSError at the limit of
+        processes or memory.
+
+        posix_spawn: a copy of this interpreter would cost more than bash's own start.
+        """
+        actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in zip(request["numbers"], fds, strict=True)]
+        os.chdir(request["cwd"] if os.path.isdir(request["cwd"]) else "/")
+        # With CAP_SYS_RESOURCE, which ends at exec, this is also the lowest that the sandbox may set: else it could spare itself,
+        # and at its limit nothing would be left to kill.
+        spare("0")
+        try:
+            # Whatever the owner or Python ignored is not ignored there.
+            signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+            return os.posix_spawn(
+                "/bin/bash", request["argv"], request["env"], file_actions=actions, setsid=True, setsigmask=(), setsigdef=signals
+            )
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            return 0
+        finally:
+            spare("-1000")
+            os.chdir("/")
 
     def do_signal(self, request: Request, _fds: list[int]) -> Reply:
         if self.shell:

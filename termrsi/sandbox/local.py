@@ -182,7 +182,8 @@ class LocalSandbox(Base[LocalOptions]):
             if key not in _REFERENCES:
                 _REFERENCES[key] = await self._jobs.run(lambda: files.signatures(self._root_fd))
             self._reference = _REFERENCES[key]
-        await self._jobs.run(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
+        if options.snapshot is None or options.workdir:  # else it was made, and what became of it is the snapshot's
+            await self._jobs.run(lambda: os.close(files.make_dirs(self._root_fd, self._workdir)))
         self._shell = Shell(self, FdWire(self._start_bash), self._workdir, options.output_limit_bytes)
         self._control.on_exit = self._shell.ended
         self._control.on_lost = self._lose

@@ -25,8 +25,14 @@ class Places:
     library: str
 
     def library_text(self) -> str:
-        """What `report`, `dump`, `last` and `status` are, to be sourced with one of these as its first argument."""
+        """What `begin`, `report`, `dump`, `last` and `status` are, to be sourced with one of these as its first argument."""
         return rf"""case "$1" in
+begin)
+  exec {SCRIPT_FD}<&-
+  shopt -s expand_aliases
+  trap '\builtin . {self.library} dump' EXIT
+  trap '\builtin return 124' {UNWIND_SIGNAL}
+  trap '\builtin exit 124' {EXIT_SIGNAL} ;;
 report)
   {{ \builtin read -r __trsi_last </proc/sys/kernel/ns_last_pid || \builtin . {self.library} last; }} 2>&-
   \builtin printf '\0%s %s %s %s %s\0' "$3" "$2" "$__trsi_last" "$$" "$PWD" >&{REPORT_FD}
@@ -64,12 +70,8 @@ esac
 """
 
     def prologue(self) -> str:
-        """What a new shell reads first."""
-        return (
-            f"exec {SCRIPT_FD}<&-; shopt -s expand_aliases\n"
-            f"trap '\\builtin . {self.library} dump' EXIT\n"
-            f"trap '\\builtin return 124' {UNWIND_SIGNAL}; trap '\\builtin exit 124' {EXIT_SIGNAL}\n"
-        )
+        """What a new shell reads first: short, for it reads its script byte by byte."""
+        return f". {self.library} begin\n"
 
     def source(self) -> str:
         """Runs the command, with the report channel closed."""
