@@ -373,8 +373,11 @@ def last_capability() -> int:
 
 @functools.cache  # the helper's, made before any sandbox
 def syscall_filter() -> tuple[object, object]:
-    """A seccomp program (its lines, and the struct that points to them) for process 1 and all after it: no user namespace inside, which would bring back every capability and,
-    with cgroup v1, the sandbox's own limits to mount and to lift; and what is `ABSENT`."""
+    """A seccomp program for process 1 and all after it: its lines, and the struct that points to them.
+
+    No user namespace inside, which would bring back every capability and, with cgroup v1, the sandbox's own limits to mount and to
+    lift; and what is `ABSENT`.
+    """
     machine = os.uname().machine
     numbers = SYSCALLS[machine]
     load, equal, at_least, has_bits, done = 0x20, 0x15, 0x35, 0x45, 0x06
