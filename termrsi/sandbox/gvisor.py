@@ -22,9 +22,10 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled
@@ -48,6 +49,7 @@ CONTAINER = (
 )
 CALL_S = 30.0  # a gVisor that lost one of its own processes may never answer
 COPY_S = 300.0  # for as much as a disk holds
+END_SEEN_S = 1.0  # between the end of runsc's process as a call sees it, and as its owner does
 KILL_S = 5.0  # what was killed is gone within this, or will not go
 CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
 CANNOT = {
@@ -98,6 +100,8 @@ GET = r"""if [ -d "$1" ]; then exec tar -cf - -C "$1" .; fi
 if [ -f "$1" ]; then exec tar -chf - -C "$(dirname -- "$1")" "./$(basename -- "$1")"; fi
 echo "not a file or a directory: $1" >&2; exit 3"""
 
+
+T = TypeVar("T")
 
 _REFERENCES: dict[tuple[object, ...], dict[str, str]] = {}  # by all that makes a tree: the first sandbox of an image looks
 
@@ -168,17 +172,17 @@ class GvisorSandbox(Base[GvisorOptions]):
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_shell().check()
-        await self._jobs.run(lambda: self._put(Path(source), str(PurePosixPath("/", target))))
+        await self._done(lambda: self._put(Path(source), str(PurePosixPath("/", target))))
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_shell().check()
-        await self._jobs.run(lambda: self._get(source, Path(target)))
+        await self._done(lambda: self._get(source, Path(target)))
 
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: by what gVisor says of each file, through a BusyBox that nothing inside can change."""
         self._live_shell()
-        found = await self._jobs.run(self._signatures)
+        found = await self._done(self._signatures)
         return watched.differing(self._reference, found)
 
     async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
@@ -191,7 +195,7 @@ class GvisorSandbox(Base[GvisorOptions]):
         """For `shell.Shell`. Raises SandboxError if a process would not die: gVisor says so itself, not what runs in it."""
         reply = await self._live_keeper().ask("all", shell=self._live_shell().pid, seconds=KILL_S)
         by = time.monotonic() + KILL_S
-        while json.loads(said := await self._jobs.run(lambda: self._runsc("ps", "--format", "json", CONTAINER))) != [1]:
+        while json.loads(said := await self._done(lambda: self._runsc("ps", "--format", "json", CONTAINER))) != [1]:
             if time.monotonic() > by:
                 raise SandboxError(f"processes could not be ended: {said.strip()}", self._id)
             await self._live_keeper().ask("ping", shell=0)  # process 1 collects its dead first: until then they are counted
@@ -323,6 +327,18 @@ class GvisorSandbox(Base[GvisorOptions]):
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
 
+    async def _done(self, job: Callable[[], T]) -> T:
+        """What a call into the sandbox gives. Raises SandboxError; where it failed because gVisor ended, what that came of."""
+        try:
+            return await self._jobs.run(job)
+        except SandboxSpoiled:
+            raise
+        except SandboxError:
+            if self._watch is not None:
+                await asyncio.wait([self._watch], timeout=END_SEEN_S)
+            self._live_shell().check()
+            raise
+
     async def _look_after(self, namespace: asyncio.subprocess.Process, generation: int) -> None:
         await namespace.wait()
         if generation == self._generation:
@@ -363,13 +379,15 @@ class GvisorSandbox(Base[GvisorOptions]):
         """`given` on its standard input. Raises SandboxError if it fails, or does not end in time."""
         with contextlib.ExitStack() as stack:
             # Of its own (`nsenter` forks), so that all of it can be ended.
-            program = subprocess.Popen(
-                argv,
-                stdin=given or stack.enter_context(self._nothing()),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
+            program = stack.enter_context(
+                subprocess.Popen(
+                    argv,
+                    stdin=given or stack.enter_context(self._nothing()),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
             )
             try:
                 said, complained = program.communicate(timeout=limit_s)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import SandboxError
+from termrsi.errors import SandboxError, SandboxSpoiled
 from termrsi.ports import Sandbox
 from tests.contract.backends import Kit, Make
 
@@ -271,6 +271,18 @@ async def test_a_full_disk(make: Make, agent: Sandbox, kit: Kit, where: str) -> 
             assert int((await agent.run(f"stat -c %s {where}/fill", 10.0)).output) < 100 << 20
         await agent.run(f"rm -f {where}/fill", 10.0)
     await works(agent, kit, may_be_lost=True)
+
+
+async def test_no_room_for_what_is_put(make: Make, kit: Kit, tmp_path: Path) -> None:
+    """The agent's doing, not the machine's: told so by `put`, though no command runs."""
+    if "disk limit" in kit.cannot and "life at its limits" not in kit.cannot:
+        return  # it is not the sandbox's own disk, and the test must not fill the host's
+    box = await make(memory_mb=128, disk_mb=64, pids=96)
+    await box.run(f"head -c {300 if 'disk limit' in kit.cannot else 100}M /dev/zero > /tmp/fill", 60.0)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(200 << 20)
+    with pytest.raises(SandboxSpoiled):
+        await box.put(tmp_path / "large", "/tmp/large")
 
 
 async def test_very_many_files(agent: Sandbox, kit: Kit, tmp_path: Path) -> None:
