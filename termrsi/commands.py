@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
 def doctor() -> int:
     """One line per part; non-zero if the local backend or a package for the main job is missing."""
     from termrsi.places import cache_dir
-    from termrsi.sandbox.check import why_not
+    from termrsi.sandbox.check import weak_limits, why_not
     from termrsi.sandbox.machines import BACKENDS
 
     faults = 0
@@ -54,6 +54,8 @@ def doctor() -> int:
     for backend, reasons in missing.items():
         optional = "" if backend == "local" else f"not here, and only needed for sandbox.backend={backend}: "
         _OUT.print(f"sandbox {backend}: {optional + '; '.join(reasons) if reasons else 'works'}", markup=False)
+    for sentence in weak_limits() if not missing["local"] else ():
+        _OUT.print(f"sandbox local: {sentence}", markup=False)
     others = [backend for backend, reasons in missing.items() if not reasons]
     if missing["local"] and others:
         _OUT.print(f"sandboxes can be had all the same: sandbox.backend={others[0]}", markup=False)

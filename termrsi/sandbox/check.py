@@ -10,7 +10,7 @@ from pathlib import Path
 
 from termrsi import sandbox
 from termrsi.errors import SandboxError
-from termrsi.sandbox import docker_engine, gvisor
+from termrsi.sandbox import cgroups, docker_engine, gvisor, layers
 
 KERNEL_SWITCHES = (
     ("kernel/unprivileged_userns_clone", "0", "unprivileged user namespaces are off (kernel.unprivileged_userns_clone=0)"),
@@ -52,6 +52,22 @@ async def probe(state_dir: Path | str | None = None, *, backend: str = "local") 
 def missing(backend: str) -> list[str]:
     """What a look alone finds to be absent, `local` or `gvisor`; nothing is tried."""
     return _missing_for_gvisor() if backend == "gvisor" else _missing()
+
+
+def weak_limits() -> list[str]:
+    """One sentence for each limit of a local sandbox that no control group holds here. Makes a group to see, and removes it."""
+    groups = cgroups.create(layers.label("check"), memory_mb=64, pids=64, cpus=None)
+    try:
+        held = cgroups.limited(groups)
+    finally:
+        cgroups.end(groups)
+    root = "not limited: the kernel exempts root from RLIMIT_NPROC; an ordinary user is not exempt"
+    processes = root if os.geteuid() == 0 else "limited for all of this user's together (RLIMIT_NPROC)"
+    sentences = {
+        "memory": "no writable memory control group: memory is limited for each process alone (RLIMIT_DATA)",
+        "pids": f"no writable pids control group: the number of processes is {processes}",
+    }
+    return [sentence for name, sentence in sentences.items() if name not in held]
 
 
 def _missing() -> list[str]:

@@ -228,6 +228,9 @@ for kind, address in [(socket.AF_INET, (a, {server.getsockname()[1]})) for a in 
         pass
 """
         assert await script(agent, attack, tmp_path) == ""
+        for kind, address in ((socket.AF_INET, ("127.0.0.1", server.getsockname()[1])), (socket.AF_UNIX, f"\0{SECRET}")):
+            with socket.socket(kind) as outside:
+                outside.connect(address)  # there, for those who may
     await works(agent, kit)
 
 

@@ -133,7 +133,7 @@ async def test_what_the_tests_run_of_the_agents_does_not_outlive_them(box: Sandb
 @pytest.mark.parametrize("kind", SEEN)
 async def test_what_is_seen_scores_nothing(box: Sandbox, task: TaskSpec, kind: str) -> None:
     attack, path = SEEN[kind]
-    await box.run(attack, 10.0)
+    await box.run(f"echo 42 > /app/answer; {attack}", 10.0)  # right, by a way that cannot be trusted
     verdict = await HarborVerifier().verify(box, task)
     assert (verdict.strict, verdict.reward, verdict.passed) == (False, 0.0, ())
     real = {"/usr/bin/python3": "/usr/bin/python3."}.get(path, path)  # a backend may tell of the file or of the name
@@ -156,10 +156,14 @@ async def test_a_sandbox_that_the_agent_spoiled_scores_nothing(make: Make, kit: 
     if cannot in kit.cannot:
         return
     box = await make(memory_mb=256, disk_mb=64)
+    await box.run("echo 42 > /app/answer")
     with contextlib.suppress(SandboxSpoiled):
         await box.run(attack, 20.0)
     verdict = await HarborVerifier().verify(box, task)
-    assert (verdict.strict, verdict.reward) == (False, 0.0)
+    if kind == "no memory" and "life at its limits" not in kit.cannot:  # the hog was ended, and that alone
+        assert (verdict.strict, verdict.reward) == (True, 1.0)
+    else:
+        assert (verdict.strict, verdict.reward, verdict.source) == (False, 0.0, "replaced" if "bash" in kind else "spoiled")
 
 
 async def test_what_was_replaced_before_a_snapshot_is_still_seen_after_it(make: Make, task: TaskSpec) -> None:
