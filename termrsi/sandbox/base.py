@@ -29,6 +29,7 @@ class Base(abc.ABC, Generic[O]):
         self._shell: Shell | None = None
         self._jobs = Jobs()
         self._begun = self._closed = False
+        self._starting: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -40,15 +41,22 @@ class Base(abc.ABC, Generic[O]):
         if self._closed or self._begun:
             raise SandboxError("started twice, or after close", self._id)
         self._begun = True
+        self._starting = asyncio.ensure_future(self._start())
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                await self._start()
+                await self._starting
         except TimeoutError as error:
             await self.close()
             raise SandboxError(f"could not start within {self._options.start_timeout_s:.0f} s", self._id) from error
         except OSError as error:
             await self.close()
             raise SandboxError(f"could not start: {error}", self._id) from error
+        except asyncio.CancelledError as error:
+            await self.close()
+            caller = asyncio.current_task()
+            if caller is None or not caller.cancelling():  # it was the start that was cancelled, by a `close` of another
+                raise SandboxError("closed while it started", self._id) from error
+            raise
         except BaseException:
             await self.close()
             raise
@@ -125,6 +133,9 @@ class Base(abc.ABC, Generic[O]):
         """Ends what a running job may wait for."""
 
     async def _end(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         if self._shell is not None:
             self._shell.close()
         self._stop()

@@ -119,7 +119,7 @@ class HostPool:
                 self._requests.pop(one, None)
 
     async def fork(self, sandbox: Sandbox, n: int) -> list[Sandbox]:
-        """`Sandbox.fork` of a leased one. Each copy counts against the pool until it is released, and is ended with it.
+        """`Sandbox.fork` of a leased one. Each copy counts against the pool until it is released, and is closed with the pool.
 
         It does not wait for a place: see `pool`. Raises SandboxError, leaving none.
         """

@@ -1,14 +1,16 @@
 """What every sandbox backend must do, run on each of them with real processes."""
 
 import asyncio
+import contextlib
 import stat
 from pathlib import Path
 
 import pytest
 
+from termrsi import sandbox
 from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
-from tests.contract.backends import Kit, Make
+from tests.contract.backends import OWNER, Kit, Make
 
 
 async def out(box: Sandbox, command: str, timeout_s: float | None = 20.0) -> str:
@@ -298,6 +300,19 @@ async def test_disk_and_memory_are_limited(make: Make, kit: Kit) -> None:
         return
     assert (await hog).exit_code != 0
     assert await out(box, "echo fine") == "fine\n"
+
+
+async def test_closed_while_it_starts(kit: Kit) -> None:
+    for delay_s in (0.0, 0.004, 0.05, 0.2):
+        box = sandbox.make(kit.name, **(kit.options | {"owner": OWNER}))
+        start = asyncio.ensure_future(box.start())
+        await asyncio.sleep(delay_s)  # wherever that is in its start
+        await box.close()
+        with contextlib.suppress(SandboxError):  # or it had started
+            await start
+        with pytest.raises(SandboxError):
+            await box.run("true")
+    assert kit.left() == []
 
 
 # --- snapshots and forks ------------------------------------------------------------------------------------------
