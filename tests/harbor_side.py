@@ -2,6 +2,7 @@
 """What Harbor's own models say, for tests that compare with them. Run by its interpreter: `python harbor_side.py VERB PATH ...`.
 
 fields PATH ...     one JSON object: path -> fields of the task, or {"error": text}
+refused PATH ...    each directory of tasks: an object of those that are refused, name -> text
 trials PATH ...     each trial directory's config, result and trajectory through Harbor's models; raises if one is refused
 jobs PATH ...       each directory of trials: its config and result, and whether its counts are Harbor's; raises if not
 """
@@ -34,8 +35,16 @@ def fields(path: str) -> dict[str, object]:
         "env": environment.env,
         "build_timeout": environment.build_timeout_sec,
         "network": (config.agent.network_mode or environment.network_mode).value == "public",  # the agent's own goes first
-        "steps": [step.name for step in config.steps or []],
+        "steps": [[step.name, step.agent.timeout_sec, step.min_reward] for step in config.steps or []],
+        "last_step_counts": config.multi_step_reward_strategy is not None and config.multi_step_reward_strategy.value == "final",
+        "solution_env": config.solution.env,
     }
+
+
+def refused(path: str) -> dict[str, str]:
+    """Of a directory of tasks: the name of each that is refused, and why."""
+    found = {one.name: fields(str(one)) for one in sorted(Path(path).iterdir())}
+    return {name: str(said["error"]).splitlines()[-1] for name, said in found.items() if "error" in said}
 
 
 def trial(path: Path) -> str:
@@ -82,6 +91,6 @@ def job(path: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     verb, paths = sys.argv[1], sys.argv[2:]
-    verbs = {"trials": trial, "jobs": job}
+    verbs = {"trials": trial, "jobs": job, "refused": refused}
     answer = {path: fields(path) for path in paths} if verb == "fields" else [verbs[verb](Path(path)) for path in paths]
     sys.stdout.write(json.dumps(answer))

@@ -4,7 +4,8 @@ Lenient: what authors get wrong and can be read without guessing is repaired, wi
 refused with one line that names the file and the key. Keys without a meaning are noted, never dropped without a word.
 
 Strict: as Harbor 0.26 does it. What it rejects is refused, what it passes over (a size that is a bare number, keys of others) is
-passed over, and what it opens, though it could never start, is a task.
+passed over, and what it opens, though it could never start, is a task. One thing more is refused: a number that is read here and is
+`true`, infinite or none, which Harbor takes and cannot keep.
 """
 
 import math

@@ -6,74 +6,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from termrsi.errors import TaskError
+from termrsi.tasks import harbor_schema
 
-ROOT = frozenset(
-    [
-        "schema_version",
-        "version",
-        "source",
-        "artifacts",
-        "multi_step_reward_strategy",
-        "steps",
-        "metadata",
-        "task",
-        "agent",
-        "verifier",
-        "solution",
-        "environment",
-    ]
-)
-_PHASE = "timeout_sec user network_mode allowed_hosts"
-_ENVIRONMENT = frozenset(
-    [
-        "build_timeout_sec",
-        "docker_image",
-        "os",
-        "cpus",
-        "memory_mb",
-        "storage_mb",
-        "memory",
-        "storage",
-        "gpus",
-        "gpu_types",
-        "tpu",
-        "network_mode",
-        "allowed_hosts",
-        "allow_internet",
-        "env",
-        "mcp_servers",
-        "skills_dir",
-        "healthcheck",
-        "workdir",
-    ]
-)
-_KNOWN = {
-    "task": frozenset(["name", "version", "description", "authors", "keywords"]),
-    "agent": frozenset(_PHASE.split()),
-    "verifier": frozenset(f"{_PHASE} env environment_mode environment collect".split()),
-    "solution": frozenset(("env",)),
-    "environment": _ENVIRONMENT | {"memory_gb", "disk_gb"},  # not Harbor's, but read
-}
+ROOT = frozenset(harbor_schema.Task.model_fields)
 _NOT_DONE = {
     "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck"),
     "verifier": ("environment", "collect"),
     "agent": ("user", "allowed_hosts"),
 }
-_STEP = frozenset(["name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"])
-_HEADER = re.compile(r"^[^$]*\$\{\w+\}[^$]*$")
+_OURS = ("environment.memory_gb", "environment.disk_gb")  # not Harbor's, but read
 _HOST_VARIABLE = re.compile(r"\$\{(\w+)")
 
 
 def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
     """Dotted names of keys that have no meaning, in file order."""
-    for key, value in data.items():
-        if key not in ROOT:
-            yield key
-        elif isinstance(value, dict) and key in _KNOWN:
-            yield from (f"{key}.{inner}" for inner in value if inner not in _KNOWN[key])
-        elif key == "steps" and isinstance(value, list):
-            names = dict.fromkeys(inner for step in value if isinstance(step, dict) for inner in step if inner not in _STEP)
-            yield from (f"steps[].{name}" for name in names)
+    yield from (name for name in harbor_schema.unknown(data) if name not in _OURS)
 
 
 def not_done(data: Mapping[str, object]) -> Iterator[str]:
@@ -96,16 +43,19 @@ def not_done(data: Mapping[str, object]) -> Iterator[str]:
 def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> None:
     """Raises TaskError, with all missing files in one line, or with the first key that has an impossible value.
 
-    `strict`: a task without any image is one, as in Harbor, where its start fails.
+    `strict`: whatever Harbor rejects; a task without any image is one, as there, where its start fails.
     """
+    if strict and (line := harbor_schema.fault(data)):
+        raise TaskError(line)
     environment = _sub(data, "environment")
     if "task" in data and not isinstance(_sub(data, "task").get("name"), str):
         return  # a file of another tool: the caller says so, which tells more than what is missing
     given = steps(data)
-    _check_keys(environment, "environment")
-    _check_keys(_sub(data, "agent"), "agent")
-    _check_verifier(_sub(data, "verifier"))
-    _check_artifacts(data.get("artifacts"))
+    if not strict:
+        _check_keys(environment, "environment")
+        _check_keys(_sub(data, "agent"), "agent")
+        _check_verifier(_sub(data, "verifier"))
+        _check_artifacts(data.get("artifacts"))
     missing = [*_missing_files(root, environment, given, strict=strict), *_missing_tests(root, data, given)]
     if missing:
         unset = " and environment.docker_image is unset" if "environment/" in missing else ""
@@ -205,9 +155,10 @@ def _check_keys(table: Mapping[str, object], where: str) -> None:
         raise TaskError(f"task.toml: {where}.allowed_hosts has a URL, {bad[0]!r}; host names only")
     servers = table.get("mcp_servers", [])
     for i, server in enumerate(servers if isinstance(servers, list) else []):
-        for key, value in _sub(server, "headers").items():
-            if not _HEADER.match(str(value)):
-                raise TaskError(f"task.toml: {where}.mcp_servers[{i}].headers.{key} must be a ${{VAR}} reference")
+        try:
+            harbor_schema.checked_headers({key: str(value) for key, value in _sub(server, "headers").items()})
+        except ValueError as error:
+            raise TaskError(f"task.toml: {where}.mcp_servers[{i}].headers.{error}") from error
 
 
 def _check_verifier(verifier: Mapping[str, object]) -> None:
@@ -227,6 +178,6 @@ def _check_artifacts(artifacts: object) -> None:
 def _check_links(root: Path) -> None:
     base = root.resolve()
     for folder in ("tests", "solution", "steps"):
-        for path in sorted((root / folder).rglob("*")):
+        for path in (root / folder, *sorted((root / folder).rglob("*"))):
             if path.is_symlink() and not path.resolve().is_relative_to(base):
                 raise TaskError(f"{path.relative_to(root).as_posix()} is a link that leaves the task")

@@ -6,6 +6,7 @@ import csv
 import http.server
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from termrsi import tasks
 from termrsi.driver import main
-from termrsi.reward.verifier import load_spec
+from termrsi.reward.verifier import load_spec, solution_environment
 from termrsi.sandbox import check
 from termrsi.tasks import bundled
 
@@ -65,6 +66,11 @@ def agreeing() -> list[Path]:
     return [path for path in found if (path / "environment").is_dir()]
 
 
+def reward_of(least: float | dict[str, float] | None) -> float | None:
+    """A step's least reward, of which only the key "reward" is compared here."""
+    return least.get("reward") if isinstance(least, dict) else least
+
+
 def test_our_fields_are_harbors(cache: Path) -> None:
     ours = bundled.ensure(cache / "tasks", split="train", seeds=range(1), levels=[1])
     paths = [*agreeing(), *(path.parent for path in sorted(ours.rglob("task.toml"))[:5])]
@@ -85,7 +91,14 @@ def test_our_fields_are_harbors(cache: Path) -> None:
         assert environment.network == theirs["network"], path
         if not any("${" in value for value in theirs["verifier_env"].values()):  # ours are resolved already
             spec = load_spec(path)
+            user = theirs["verifier_user"]
             assert (spec.timeout_s, spec.env) == (theirs["verifier_timeout"], theirs["verifier_env"]), path
+            assert spec.user == (None if user is None else str(user)), path
+        steps = [[step.name, step.agent_timeout_s, step.min_reward] for step in task.steps]
+        assert steps == [[name, limit, reward_of(least)] for name, limit, least in theirs["steps"]], path
+        assert task.last_step_counts == theirs["last_step_counts"], path
+        if not any("${" in value for value in theirs["solution_env"].values()):
+            assert solution_environment(path) == theirs["solution_env"], path
 
 
 def test_strict_refuses_what_harbor_refuses(tmp_path: Path) -> None:
@@ -113,6 +126,148 @@ def test_strict_refuses_what_harbor_refuses(tmp_path: Path) -> None:
     for name in damage:
         refused = "error" in theirs[str(tmp_path / name)]
         assert bool(tasks.load_dir(tmp_path / name, strict=True).skipped) == refused, (name, theirs[str(tmp_path / name)])
+
+
+# Each key by each value: the table it stands in (what must be beside it), the key.
+KEYS = {
+    "": "schema_version version source artifacts multi_step_reward_strategy steps metadata task agent environment solution",
+    "[task]\nname = 'a/b'\n": "version description authors keywords",
+    "[task]\n": "name",
+    "[agent]\n": "timeout_sec user network_mode allowed_hosts",
+    "[agent]\nnetwork_mode = 'allowlist'\n": "allowed_hosts",
+    "[verifier]\n": "timeout_sec user network_mode allowed_hosts env environment_mode environment collect",
+    "[[verifier.collect]]\ncommand = 'x'\n": "service timeout_sec user",
+    "[[verifier.collect]]\n": "command",
+    "[verifier.environment]\n": "os memory memory_mb network_mode",
+    "[solution]\n": "env",
+    "[environment]\n": "build_timeout_sec docker_image os cpus memory_mb storage_mb memory storage gpus gpu_types tpu network_mode"
+    " allowed_hosts allow_internet env mcp_servers skills_dir healthcheck workdir",
+    "[environment]\nmemory = '1G'\n": "memory_mb",
+    "[environment.tpu]\ntype = 'v4'\n": "topology",
+    "[environment.healthcheck]\ncommand = 'x'\n": "interval_sec retries",
+    "[environment.healthcheck]\n": "command",
+    "[[environment.mcp_servers]]\nname = 'x'\n": "url command transport",
+    "[[environment.mcp_servers]]\nname = 'x'\nurl = 'u'\n": "transport headers args",
+    "[[environment.mcp_servers]]\nname = 'x'\nurl = 'u'\n[environment.mcp_servers.headers]\n": "X-Plain Authorization API_KEY",
+    "[[artifacts]]\nsource = '/x'\n": "destination exclude service",
+    "[[artifacts]]\n": "source",
+    "[[artifacts]]\nservice = 'db'\n": "source",
+    "[[steps]]\nname = 'one'\n": "agent verifier min_reward healthcheck artifacts",
+    "[[steps]]\n": "name",
+    "[[steps]]\nname = 'one'\n[[steps]]\n": "name",
+}
+VALUES = [
+    *(
+        "60",
+        "10.5",
+        "'60'",
+        "' 60 '",
+        "'10.5'",
+        "-1",
+        "nan",
+        "inf",
+        "'nan'",
+        "true",
+        "'true'",
+        "''",
+        "'x'",
+        "'a/b'",
+        "'/x'",
+        "'../x'",
+    ),
+    *("[]", "['x']", "[1]", "[['x']]", "{}", "{a = 1}", "{a = 'x'}", "{name = 'x'}", "{command = 'x'}", "{source = '/x'}", "[{}]"),
+    *(
+        "[{source = 'x'}]",
+        "[{name = 'x'}]",
+        "[{command = 'x', service = '-'}]",
+        "'public'",
+        "'allowlist'",
+        "'separate'",
+        "'shared'",
+    ),
+    *(
+        "'mean'",
+        "'final'",
+        "'Linux'",
+        "'windows'",
+        "'1024M'",
+        "1024",
+        "'2GB'",
+        "'2g'",
+        "'2x4'",
+        "'0x4'",
+        "'http'",
+        "'stdio'",
+        "'main'",
+    ),
+    *(
+        "['a.b', '*.c.d', '1.2.3.4', '::1', '10.0.0.0/8']",
+        "['10.0.0.1/8']",
+        "['http://a']",
+        "['a:80']",
+        "['*']",
+        "['a.*.b']",
+        "['*.']",
+    ),
+    *(
+        "['*.1.2.3.4']",
+        "[' A. ']",
+        "['']",
+        "['a_b']",
+        "'manifest.json'",
+        "'a\\b'",
+        "'${A}'",
+        "'Bearer ${A}'",
+        "'${A:-b}'",
+        "'${A:-}'",
+    ),
+    *(
+        "'${A_KEY:-b}'",
+        "'${'",
+        "'Bearer x'",
+        "'one'",
+        "'ONE'",
+        "'con'",
+        "'a.'",
+        "'a:b'",
+        "2026-01-01",
+        "'a b'",
+        "'..'",
+        "'.'",
+        "9e99",
+    ),
+]
+
+
+# Numbers that Harbor takes, and cannot keep: refused here where they are read.
+NO_NUMBERS = re.compile(
+    r"^(timeout_sec|build_timeout_sec|cpus|memory_mb|storage_mb|min_reward) = ('?nan'?|inf|true)$", re.MULTILINE
+)
+
+
+def test_strict_agrees_with_harbor_key_by_key_and_value_by_value(tmp_path: Path) -> None:
+    configs = [f"{table}{key} = {value}\n" for table, keys in KEYS.items() for key in keys.split() for value in VALUES]
+    good = {
+        "instruction.md": "Do it.\n",
+        "environment/Dockerfile": "FROM a\n",
+        "tests/test.sh": "#!/bin/bash\n",
+        "tests/test.bat": "\n",
+        "steps/one/instruction.md": "Do it.\n",
+    }
+    root = tmp_path / "collection"
+    for i, config in enumerate(configs):
+        for file, text in (good | {"task.toml": config}).items():
+            (root / f"t{i:05d}" / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / f"t{i:05d}" / file).write_text(text)
+    (refused,) = side("refused", root)
+    ours = {Path(task.path).name: task.reason for task in tasks.load_dir(root, strict=True).skipped}
+    differ = [
+        (config, f"ours {ours.get(name)!r}, Harbor's {refused.get(name)!r}")
+        for i, config in enumerate(configs)
+        if ((name := f"t{i:05d}") in ours) != (name in refused) and not (name in ours and NO_NUMBERS.search(config))
+    ]
+    assert not differ, "\n".join(map(str, differ[:40]))
+    assert 0.2 < len(refused) / len(configs) < 0.9
 
 
 TEST = """#!/bin/bash

@@ -107,13 +107,17 @@ def test_instruction_is_text_and_loses_only_leading_canaries(make: Make) -> None
         ('[environment]\ndocker_image = "local-build"\n', "the Dockerfile is used"),
         ('[environment]\ndocker_image = "Not Legal"\n', "the Dockerfile is used"),
         ("[reward]\nx = 1\n[agent]\nmax_turns = 3\n", "unknown key agent.max_turns"),
+        ("[environment.healthcheck]\ncommand = 'x'\ndelay = 1\n", "unknown key environment.healthcheck.delay"),
+        ("[verifier.environment]\nflavour = 1\n", "unknown key verifier.environment.flavour"),
+        ("artifacts = ['/a', {source = '/b', sauce = 1}, {source = '/c', sauce = 1}]\n", "unknown key artifacts[].sauce"),
+        ("[task]\nname = 'a/my-task'\nauthors = [{name = 'A', mail = 'x'}]\n", "unknown key task.authors[].mail"),
     ],
 )
 def test_repairs_say_what_they_did(make: Make, config: str | bytes, note: str) -> None:
     result = harbor.load(make(config))
     task = only(result)
     assert any(note in line and line.startswith(task.path) for line in result.notes), result.notes
-    assert (task.id, task.environment.memory_mb, task.environment.docker_image) == ("my-task", 2048, None)
+    assert (task.id.removeprefix("a/"), task.environment.memory_mb, task.environment.docker_image) == ("my-task", 2048, None)
 
 
 def test_image_under_the_wrong_key(make: Make) -> None:
@@ -152,7 +156,7 @@ def test_notes_on_the_build_context(make: Make) -> None:
         ('[environment]\nnetwork_mode = "none"\n', r"environment\.network_mode.*no-network"),
         ('[environment]\nallowed_hosts = ["a.org"]\n', "allowed_hosts needs"),
         ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["https://a.org"]\n', "URL"),
-        ('[[environment.mcp_servers]]\nname = "m"\nheaders = { K = "literal" }\n', r"mcp_servers\[0\]\.headers\.K"),
+        ('[[environment.mcp_servers]]\nname = "m"\nheaders = { Api-Key = "literal" }\n', r"mcp_servers\[0\]\.headers\.Api-Key"),
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\n', "shared"),
         ('artifacts = [{ source = "/a", destination = "../b" }]\n', "leaves its directory"),
         ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"\n', "same name"),
