@@ -1,6 +1,7 @@
 """What a run stands on: pre-flight checks, tasks and their measured checks, and the ports, real or fake."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -172,6 +173,7 @@ class RealParts:
         self.generator, self.rollouts = self._cluster.generator, self._cluster.rollouts
         self.policy, self.queue, self.groups = self._cluster.policy, self._cluster.queue, self._cluster.groups
         self.checks = await measure_all(self.tasks, self._cluster.pool, self.config, self.say)
+        await self._cluster.pool.expect({task: checks.solved for task, checks in self.checks.items()})
 
     async def open_critic(self) -> Critic:
         return await self._cluster.open_critic()
@@ -238,9 +240,8 @@ async def measure_all(
             return None
         cached = folder / f"{task_digest(task)}.json"
         if cached.is_file():
-            raw = json.loads(cached.read_text())
-            lists = {name: tuple(raw[name]) for name in ("checks", "baseline", "touches")}
-            return TaskChecks(raw["id"], raw["family"], weights=raw["weights"], **lists)
+            with contextlib.suppress(KeyError):  # of an older version: measured again
+                return TaskChecks.from_dict(json.loads(cached.read_text()))
         async with slots:
             checks = await _measured(pool, task, config.cluster.episode_retries)
         draft = cached.with_suffix(f".{os.getpid()}")

@@ -156,6 +156,9 @@ class SandboxActor:
     async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
         return await self._verifier.verify(self._of(sandbox_id), task)
 
+    async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
+        self._verifier.expect(checks)
+
     async def discard(self, snapshot: Snapshot) -> None:
         await self._pool.discard(snapshot)
 
@@ -240,6 +243,10 @@ class RemotePool:
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         return await _call(self.actor.verify.remote(sandbox.id, task))
+
+    async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
+        """See `reward.verifiers.TaskVerifier`."""
+        await _call(self.actor.expect.remote(checks))
 
 
 async def _call(reference: Any) -> Any:  # Any: an object reference, and what it resolves to

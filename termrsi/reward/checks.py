@@ -1,8 +1,10 @@
 """What a task's checks are worth: measured by an empty submission and by the task's own solution, in fresh sandboxes."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,6 +28,13 @@ class TaskChecks:
     baseline: tuple[str, ...] = ()
     weights: dict[str, float] = field(default_factory=dict)
     touches: tuple[str, ...] = ()  # what its solution replaces of what a verifier runs through (`watched`)
+    solved: tuple[str, ...] = ()  # those of `checks` that its solution passed each time
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "TaskChecks":  # Any: parsed JSON
+        """The inverse of `to_dict`. Raises KeyError for one of an older version."""
+        lists = {name: tuple(data[name]) for name in ("checks", "baseline", "touches", "solved")}
+        return cls(data["id"], data["family"], weights=data["weights"], **lists)
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -51,7 +60,8 @@ async def measure(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, repe
     weights = {check: 0.0 if check in flaky else 1.0 for check in checks}
     replaced = {path for verdict in solved for path in verdict.replaced}
     touches = tuple(sorted(path for path in replaced if watched.relied_on(path) or path in watched.SET_ASIDE))
-    return TaskChecks(task.id, task.family, checks, baseline, weights, touches)
+    passed = tuple(check for check in checks if all(check in verdict.passed for verdict in solved))
+    return TaskChecks(task.id, task.family, checks, baseline, weights, touches, passed)
 
 
 def _differing(verdicts: list[Verdict]) -> set[str]:

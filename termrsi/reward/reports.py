@@ -9,7 +9,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 STDOUT = "test-stdout.txt"
@@ -23,6 +23,7 @@ _XDIST_LINE = re.compile(rf"^\[gw\d+\] +\[ *\d+%\] +({_WORDS}) +(\S+?::.+)$")
 # The reason after ` - ` is cut off, but not inside a parameter's brackets, which may hold any text.
 _NODE = re.compile(r"^(?P<id>\S+?::[^\[\s]+(?:\[.*?\](?= - |$))?|\S+)(?: - .*)?$")
 LARGEST_BYTES = 32 << 20
+_END = re.compile(r"^=*\s*(?:\d+ [a-z]+, )*\d+ [a-z]+ in \d[\d.]*s(?: \([\d:]+\))?\s*=*$")
 _TOTALS = re.compile(r"\b(\d{1,9}) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
 
 # As terminal-bench's parser has it, except that a skipped check is not a passed one.
@@ -53,9 +54,8 @@ class Report:
 def parse(directory: Path | str) -> Report:
     """The report in a verifier's log directory. A missing, empty or unreadable directory gives an empty report."""
     root = Path(directory)
-    text = "\n".join(_read(path) for path in _text_files(root))
-    lines = [_ANSI.sub("", line).rstrip() for line in text.splitlines()]
-    sources: tuple[tuple[str, Iterator[tuple[str, str]]], ...] = (
+    lines = _lines("\n".join(_read(path) for path in _text_files(root)))
+    return _first(
         ("ctrf", _ctrf(root)),
         ("pytest-summary", _summary(lines)),
         ("pytest-verbose", _verbose(lines)),
@@ -63,11 +63,29 @@ def parse(directory: Path | str) -> Report:
         ("ctrf", _cut_ctrf(root)),
         ("totals", _totals(lines)),
     )
-    for source, outcomes in sources:
-        report = _report(outcomes, source)
-        if report.source != "none":
-            return report
-    return Report()
+
+
+def parse_text(text: str) -> Report:
+    """The report in what pytest printed, if it came to its end: the line of totals.
+
+    A check that the totals count as failed and no line names is "unnamed". Without that line the report is empty: what ended pytest
+    in the middle may have been the agent's.
+    """
+    lines = _lines(text)
+    ended = [line for line in lines if _END.match(line)]
+    if not ended:
+        return Report()
+    report = _first(("pytest-summary", _summary(lines)), ("pytest-verbose", _verbose(lines)), ("totals", _totals(lines)))
+    broken = sum(int(count) for count, word in _TOTALS.findall(ended[-1]) if _OUTCOME[word] == "failed")
+    return replace(report, failed=("unnamed",)) if broken and not report.failed else report
+
+
+def _lines(text: str) -> list[str]:
+    return [_ANSI.sub("", line).rstrip() for line in text.splitlines()]
+
+
+def _first(*sources: tuple[str, Iterator[tuple[str, str]]]) -> Report:
+    return next((report for source, outcomes in sources if (report := _report(outcomes, source)).source != "none"), Report())
 
 
 def _report(outcomes: Iterable[tuple[str, str]], source: str) -> Report:

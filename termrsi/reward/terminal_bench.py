@@ -1,13 +1,14 @@
 """Terminal-Bench 1.x's verifier contract: run-tests.sh and the contents of `tests/` go to /tests, and its output is parsed.
 
 A task is solved if every check has passed. As in terminal-bench 0.2.18 a skipped check and an expected failure keep no task from
-being solved; other than there, a report without any check is a VerifierError (there it counts as solved), the whole log is read
-rather than a screen of 160 columns, and pytest is asked for its summary where the script does not.
+being solved. Other than there: a report without any check, or without pytest's last line, is a VerifierError (there it counts as
+solved); a check that the task's own solution passed must pass; the whole log is read rather than a screen of 160 columns; pytest is
+asked for its summary where the script does not.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -53,6 +54,11 @@ class TerminalBenchVerifier:
     def __init__(self, *, timeout_multiplier: float = 1.0, kit: Kit | None = None) -> None:
         self._multiplier = timeout_multiplier
         self._kit = kit
+        self._expected: dict[str, frozenset[str]] = {}
+
+    def expect(self, checks: Mapping[str, Collection[str]]) -> None:
+        """The checks that a task's own solution passed, by task id: one that is not reported any more has failed."""
+        self._expected |= {task: frozenset(ids) for task, ids in checks.items()}
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier that is known here."""
@@ -72,20 +78,29 @@ class TerminalBenchVerifier:
             puts=(*(((tests, "/tests"),) if tests.is_dir() else ()), (script, "/tests/run-tests.sh")),
             script="/tests/run-tests.sh",
             timeout_s=spec.timeout_s * self._multiplier,
-            read=lambda logs, seconds: read(logs, task.id, seconds),
+            read=lambda logs, seconds: self._held(read(logs, task.id, seconds), task.id),
             env={"TEST_DIR": "/tests", "T_BENCH_TEST_DIR": "/tests", "PYTEST_ADDOPTS": "-rA"},
             workdir=task.environment.workdir,
             windows_lines=b"\r\n" in script.read_bytes(),
             kit=self._kit.part(task.path) if self._kit else None,
         )
 
+    def _held(self, verdict: Verdict, task_id: str) -> Verdict:
+        if verdict.source == "totals":  # its ids are numbers of a place, not of a check
+            missing = () if len(verdict.passed) >= len(self._expected.get(task_id, ())) else ("unnamed",)
+        else:
+            missing = tuple(sorted(self._expected.get(task_id, frozenset()).difference(verdict.passed, verdict.failed)))
+        if not missing:
+            return verdict
+        return replace(verdict, strict=False, reward=0.0, failed=(*verdict.failed, *missing))
+
 
 def _pytest(logs: Path, task_id: str, seconds: float) -> Verdict:
-    report = reports.parse(logs)
+    text = _text(logs)
+    report = reports.parse_text(text)
     if report.source == "none":
-        text = _text(logs)
-        why = "pytest is not there" if _NO_PYTEST.search(text) else f"its output names no test: {text[-200:]!r}"
-        raise VerifierError(f"the verifier never ran its tests: {why}", task_id)
+        why = "pytest is not there" if _NO_PYTEST.search(text) else f"its output has no totals of pytest: {text[-200:]!r}"
+        raise VerifierError(f"the verifier never ran its tests to their end: {why}", task_id)
     solved = not report.failed
     return Verdict(solved, float(solved), report.passed, report.failed, report.skipped, report.source, seconds)
 

@@ -1,5 +1,6 @@
 """The verifier of whichever format a task is in."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from termrsi.ports import Sandbox
@@ -22,6 +23,10 @@ class TaskVerifier:
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
         return await judge(sandbox, task, self.suite(task))
+
+    def expect(self, checks: Mapping[str, Collection[str]]) -> None:
+        """What the tasks' own solutions passed, by task id, for the format whose success is a report's: it cannot shrink."""
+        self._terminal_bench.expect(checks)
 
     def suite(self, task: TaskSpec) -> Suite:
         """Raises TaskError, VerifierError."""

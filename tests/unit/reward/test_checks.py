@@ -1,5 +1,6 @@
 """Measuring a task's checks: baseline and oracle on scripted verdicts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +75,10 @@ SOLVED = Verdict(True, 1.0, passed=("made", "right", "kept"), source="ctrf")
 async def test_checks_and_baseline(task: TaskSpec) -> None:
     pool = ScriptedPool()
     found = await measure(pool, ScriptedVerifier([EMPTY], [SOLVED]), task)
-    assert found == TaskChecks("t", "f", ("made", "right", "kept"), ("kept",), {"made": 1.0, "right": 1.0, "kept": 1.0})
+    assert found == TaskChecks(
+        "t", "f", ("made", "right", "kept"), ("kept",), {"made": 1.0, "right": 1.0, "kept": 1.0}, (), ("made", "right", "kept")
+    )
+    assert TaskChecks.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     assert pool.leases == 2
     assert not pool.out
 

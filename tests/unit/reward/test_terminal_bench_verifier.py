@@ -54,6 +54,49 @@ async def test_pytest(box: FolderSandbox, make: Make, word: str, solved: bool) -
     assert len(verdict.skipped) == 1  # keeps no task from being solved
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "test_outputs.py::test_a PASSED [ 50%]\n",
+        "= short test summary info =\nPASSED test_outputs.py::test_a\nPASSED test_outputs.py::test_b\n",
+    ],
+)
+async def test_what_broke_off_is_no_result(box: FolderSandbox, make: Make, cut: str) -> None:
+    """As when a program of the agent's, imported by a test, ends pytest."""
+    with pytest.raises(VerifierError, match="totals"):
+        await TerminalBenchVerifier().verify(box, make(said(cut)))
+
+
+async def test_a_report_that_shrinks_is_not_solved(box: FolderSandbox, make: Make) -> None:
+    verifier, task = TaskVerifier(), make(said(SUMMARY.format("PASSED")))
+    verifier.expect({"t": ("test_outputs.py::test_a", "test_outputs.py::test_c"), "other": ("test_d",)})
+    verdict = await verifier.verify(box, task)
+    assert (verdict.strict, verdict.reward, verdict.failed) == (False, 0.0, ("test_outputs.py::test_c",))
+    verifier.expect({"t": ("test_outputs.py::test_a",)})
+    assert (await verifier.verify(box, task)).strict
+
+
+async def test_totals_alone_may_not_shrink_either(box: FolderSandbox, make: Make) -> None:
+    verifier, task = TaskVerifier(), make(said("2 passed, 1 warning in 0.05s"))
+    verifier.expect({"t": ("check-1", "check-2")})
+    assert (await verifier.verify(box, task)).strict
+    verifier.expect({"t": ("check-1", "check-2", "check-3")})
+    assert not (await verifier.verify(box, task)).strict
+
+
+async def test_a_failure_that_only_the_totals_tell(box: FolderSandbox, make: Make) -> None:
+    text = "test_outputs.py::test_a PASSED [100%]\n==== 1 passed, 1 error in 65.20s (0:01:05) ====\n"
+    verdict = await TerminalBenchVerifier().verify(box, make(said(text)))
+    assert (verdict.strict, verdict.failed) == (False, ("unnamed",))
+
+
+async def test_a_planted_report_is_not_read(box: FolderSandbox, make: Make) -> None:
+    """What a program of the agent's writes while the tests run: the format has no such file."""
+    planted = '{"results": {"tests": [{"name": "a", "status": "passed"}]}}'
+    script = f"echo '{planted}' > /logs/verifier/ctrf.json\n" + said(SUMMARY.format("FAILED"))
+    assert not (await TerminalBenchVerifier().verify(box, make(script))).strict
+
+
 async def test_files_lie_flat_in_tests_and_the_script_is_told_where(box: FolderSandbox, make: Make) -> None:
     script = "#!/bin/bash\nls /tests; echo $TEST_DIR $PYTEST_ADDOPTS; pwd\n" + said(SUMMARY.format("PASSED"))
     await TerminalBenchVerifier().verify(box, make(script))
@@ -85,7 +128,7 @@ async def test_blocks(box: FolderSandbox, make: Make, parser: str, block: str, s
 @pytest.mark.parametrize(
     ("script", "config", "message"),
     [
-        ("echo no tests ran\n", "", "never ran its tests: its output names no test"),
+        ("echo no tests ran\n", "", "its output has no totals of pytest"),
         ("echo 'bash: pytest: command not found'\n", "", "pytest is not there"),
         ("echo SWEBench\n", "parser_name: swebench\n", "no block of results"),
         ("sleep 60\n", "max_test_timeout_sec: 0.3\n", "no end within 0.3 s"),
