@@ -19,6 +19,18 @@ class StopReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Healthcheck:
+    """What tells that a machine is ready, as Docker has it: its command exits with 0. Times in seconds."""
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0  # in which a failure does not count
+    start_interval_s: float = 5.0
+    retries: int = 3  # so many failures in a row, and it is not ready
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
     """How the agent's machine is made. `context` is the build context directory ("" if there is only an image)."""
 
@@ -31,6 +43,7 @@ class EnvironmentSpec:
     network: bool = False
     env: dict[str, str] = field(default_factory=dict)
     build_timeout_s: float = 600.0
+    healthcheck: Healthcheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class StepSpec:
     instruction: str
     agent_timeout_s: float | None = None
     min_reward: float | None = None  # the next step begins only if this one's reward reaches it
+    healthcheck: Healthcheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from termrsi.records import LoadResult, StepSpec, TaskSpec, Verdict
 _OUT = Console(highlight=False, soft_wrap=True)
 VALID = (
     "termrsi tasks list|show|check|kit PATH [strict=true] [backend=local|docker|gvisor] [attempts=N] [jobs=N] [run=false] [kit=DIR]"
-    " [out=DIR] [python=3.N]"
+    " [build_network=none|host] [out=DIR] [python=3.N]"
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """`backend`, `attempts`, `jobs`, `run` and `kit` are of check alone, `out` and `python` of kit."""
+    """`out` and `python` are of kit, `strict` of all, the others of check alone."""
 
     strict: bool = False  # by Harbor's and terminal-bench's own rules
     backend: str = "local"
@@ -33,6 +33,7 @@ class Options:
     jobs: int = 1  # sandboxes at the same time
     run: bool = True  # False: only what loading tells
     kit: str = ""  # an offline verification kit to verify with
+    build_network: str = "none"  # or "host": of a Dockerfile's RUN steps
     out: str = ""  # where a kit is built; "": in the cache
     python: str = ""  # of the sandboxes; "": the version of this machine's own python3
 
@@ -56,6 +57,8 @@ class Options:
                 setattr(options, key, int(value))
             else:
                 setattr(options, key, value)
+        if options.build_network not in ("none", "host"):
+            raise ConfigError(f"build_network is {options.build_network!r}", "termrsi tasks", "valid: none or host")
         return options
 
 
@@ -219,9 +222,12 @@ async def _run_all(found: tuple[TaskSpec, ...], options: Options) -> list[Outcom
     from termrsi.places import cache_dir
     from termrsi.reward.verifiers import TaskVerifier
     from termrsi.sandbox.host_pool import HostPool
+    from termrsi.sandbox.machines import Limits
 
-    verifier, slots = TaskVerifier(kit=options.kit or None), asyncio.Semaphore(options.jobs)
-    pool = HostPool(size=options.jobs, cache_dir=cache_dir(), backend=options.backend, owner="check")
+    slots = asyncio.Semaphore(options.jobs)
+    limits = Limits(build_network=options.build_network == "host")
+    pool = HostPool(size=options.jobs, cache_dir=cache_dir(), backend=options.backend, owner="check", limits=limits)
+    verifier = TaskVerifier(kit=options.kit or None, beside=pool.beside)
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=2 * options.attempts * len(found))
@@ -232,13 +238,15 @@ async def _run_all(found: tuple[TaskSpec, ...], options: Options) -> list[Outcom
             outcome = Outcome(task, [], [])
             async with slots:
                 for runs, oracle in ((outcome.empty, False), (outcome.solved, True)):
+                    fault = ""
                     for _ in range(options.attempts):
                         try:
-                            if not outcome.fault:
+                            if not fault:
                                 runs.append(await attempt(pool, verifier, task, oracle=oracle))
                         except TermrsiError as error:
-                            outcome.fault = f"{'its solution' if oracle else 'an empty submission'} could not be judged: {error}"
+                            fault = f"{'its solution' if oracle else 'an empty submission'} could not be judged: {error}"
                         progress.advance(bar)
+                    outcome.fault = outcome.fault or fault
             return outcome
 
         try:

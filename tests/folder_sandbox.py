@@ -50,7 +50,13 @@ class FolderSandbox:
             path.write_bytes(self.moved(path.read_bytes().decode()).encode())
 
     async def get(self, source: str, target: Path | str) -> None:
-        shutil.copytree(self.moved(source), target, symlinks=True, dirs_exist_ok=True)
+        place = Path(self.moved(source))
+        if place.is_dir():
+            shutil.copytree(place, target, symlinks=True, dirs_exist_ok=True)
+        elif place.is_file():
+            shutil.copy2(place, target)
+        else:
+            raise SandboxError(f"no such file: {source}", self.id)
 
     async def kill_processes(self) -> int:
         self.events.append("kill")

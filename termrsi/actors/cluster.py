@@ -56,6 +56,7 @@ class Cluster:
                 disk_mb=config.sandbox.disk_mb,
                 pids=config.sandbox.pids,
                 network=config.sandbox.network == "host",
+                build_network=config.sandbox.build_network == "host",
                 spares=config.sandbox.spares,
                 host_share=config.sandbox.host_share,
                 owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",

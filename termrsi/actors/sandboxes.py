@@ -43,6 +43,7 @@ class SandboxOptions:
     text_first: bool = False  # of a verifier's two rewards
     verifier_time: float = 1.0
     kit: str = ""  # of offline verification
+    build_network: bool = False
 
 
 @ray.remote(max_restarts=0)
@@ -62,11 +63,20 @@ class SandboxActor:
             owner=options.owner,
             capacity=capacity(options.state_dir, options.host_share),
             spares=options.spares,
-            limits=Limits(memory_mb=options.memory_mb, disk_mb=options.disk_mb, pids=options.pids, network=options.network),
+            limits=Limits(
+                memory_mb=options.memory_mb,
+                disk_mb=options.disk_mb,
+                pids=options.pids,
+                network=options.network,
+                build_network=options.build_network,
+            ),
         )
         self._backend = options.backend
         self._verifier = TaskVerifier(
-            timeout_multiplier=options.verifier_time, text_first=options.text_first, kit=options.kit or None
+            timeout_multiplier=options.verifier_time,
+            text_first=options.text_first,
+            kit=options.kit or None,
+            beside=self._pool.beside,
         )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id

@@ -90,13 +90,15 @@ class ModelConfig:
 @dataclass(slots=True, kw_only=True)
 class SandboxConfig:
     """Memory and disk bound what a task may ask for. `network`: "none", or "host" for tasks that ask for one: on the local backend
-    they then see the host's own network, and whatever listens there; on Docker the engine's default network."""
+    they then see the host's own network, and whatever listens there; on Docker the engine's default network. `build_network`: the
+    same for the RUN steps of a Dockerfile on the local and gvisor backends; Docker's engine has its own."""
 
     backend: str = "local"
     concurrency: int = 16  # live sandboxes at once, on each node
     host_share: float = 0.8  # of a node's memory and free disk, that its sandboxes' limits may add up to; others wait
     spares: int = 0  # sandboxes started ahead, for the tasks asked for last: where a start is slow (docker, gvisor)
     network: str = "none"
+    build_network: str = "none"
     memory_mb: int = 512
     disk_mb: int = 256
     pids: int = 128
@@ -108,6 +110,7 @@ class SandboxConfig:
             raise ConfigError(f"{self.host_share}", "sandbox.host_share", "above 0, at most 1")
         _one_of("sandbox.backend", self.backend, "local", "docker", "gvisor")
         _one_of("sandbox.network", self.network, "none", "host")
+        _one_of("sandbox.build_network", self.build_network, "none", "host")
         if self.backend == "gvisor" and self.network != "none":
             raise ConfigError("the gvisor backend has no network", "sandbox.network", "none, or another backend")
 

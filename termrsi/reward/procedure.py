@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi import watched
-from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
+from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
-from termrsi.reward import kit, reports
+from termrsi.reward import apart, kit, reports
+from termrsi.reward.apart import Apart, Beside, Hook
 
 LOGS = "/logs/verifier"
 GRACE_S = 15.0  # over the verifier's own time-out, for the sandbox to notice
@@ -48,24 +49,29 @@ class Suite:
     workdir: str | None = None  # None: where the shell starts
     windows_lines: bool = False  # of the script: repaired
     kit: Path | None = None  # what stands for the network (`kit`): there for the tests alone
+    hooks: tuple[Hook, ...] = ()  # run before all else, while what the agent left running still does
+    apart: Apart | None = None  # the container that the tests run in, if it is not the agent's
 
 
-async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite) -> Verdict:
+async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside | None = None) -> Verdict:
     """Score the sandbox's present state. It is no restart point afterwards: snapshot first. Of what the tests brought only the
     next step of a task of several finds nothing.
 
     A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be had,
-    SandboxError from below.
+    SandboxError from below, TaskError for a suite `apart` where nothing can be made `beside`.
     """
     started = time.monotonic()
+    if suite.apart is not None and beside is None:
+        raise TaskError("its verifier wants a container of its own, and none can be made here", task.path)
     try:
-        return await _judge(sandbox, task, suite, started)
+        return await _judge(sandbox, task, suite, started, beside)
     except SandboxSpoiled:
         return Verdict(False, 0.0, source="spoiled", duration_s=time.monotonic() - started)
 
 
-async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float) -> Verdict:
+async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float, beside: Beside | None) -> Verdict:
     lost: SandboxError | None = None
+    await apart.collect(sandbox, suite.hooks)
     try:
         await sandbox.kill_processes()
     except SandboxError as error:  # also by an agent whose `bash` is none
@@ -80,10 +86,31 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
         return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
     if lost is not None:
         raise lost
-    await _look_for_room(sandbox)
-    await _clean(sandbox, task)
-    if aside := [path for path in foreign if path in watched.SET_ASIDE]:
-        await sandbox.run(f"rm -rf -- {shlex.join(aside)}", GRACE_S)
+    if suite.apart is not None and beside is not None:
+        verdict = await _tested_apart(sandbox, task, suite, suite.apart, started, beside)
+    else:
+        await _look_for_room(sandbox)
+        await _clean(sandbox, task)
+        if aside := [path for path in foreign if path in watched.SET_ASIDE]:
+            await sandbox.run(f"rm -rf -- {shlex.join(aside)}", GRACE_S)
+        verdict = await _tested(sandbox, task, suite, started)
+    if task.step:  # there is an agent after this one
+        await _clean(sandbox, task)
+    return dataclasses.replace(verdict, replaced=replaced)
+
+
+async def _tested_apart(sandbox: Sandbox, task: TaskSpec, suite: Suite, where: Apart, started: float, beside: Beside) -> Verdict:
+    async with beside(sandbox, dataclasses.replace(task, environment=where.environment)) as other:
+        await apart.carry(sandbox, other, task, where.artifacts)
+        try:
+            await _clean(other, task, bundled=where.bundled)
+            return await _tested(other, task, suite, started)
+        except SandboxSpoiled as error:  # by the tests, or by what they read: the agent was never there
+            raise VerifierError(f"the verifier's own container: {error}", task.id) from error
+
+
+async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float) -> Verdict:
+    """Puts the tests, runs them, reads what they left."""
     for source, target in (*suite.puts, *(((suite.kit, kit.PLACE),) if suite.kit else ())):
         await sandbox.put(source, target)
     await _run(sandbox, task, suite)
@@ -99,13 +126,13 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float)
             raise VerifierError(f"its result cannot be read: {type(error).__name__}: {error}", task.id) from error
         log = Path(folder, reports.STDOUT)
         said = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.is_file() else ""
-    if task.step:  # there is an agent after this one
-        await _clean(sandbox, task)
-    return dataclasses.replace(verdict, replaced=replaced, log=said)
+    return dataclasses.replace(verdict, log=said)
 
 
-async def _clean(sandbox: Sandbox, task: TaskSpec) -> None:
-    if (await sandbox.run(_CLEAN, GRACE_S)).exit_code != 0:
+async def _clean(sandbox: Sandbox, task: TaskSpec, *, bundled: bool = False) -> None:
+    """`bundled`: the tests are the image's, and stay."""
+    command = f"rm -rf {LOGS} && mkdir -p {LOGS} && chmod 777 {LOGS}" if bundled else _CLEAN
+    if (await sandbox.run(command, GRACE_S)).exit_code != 0:
         raise VerifierError("the log and test directories could not be emptied", task.id)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from termrsi.errors import TaskError
+from termrsi.furnish import healthy
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 
@@ -22,7 +23,9 @@ def only(task: TaskSpec, name: str) -> TaskSpec:
     for step in task.steps:
         if step.name == name:
             limit = step.agent_timeout_s or task.agent_timeout_s
-            return dataclasses.replace(task, instruction=step.instruction, agent_timeout_s=limit, steps=(), step=name)
+            environment = dataclasses.replace(task.environment, healthcheck=step.healthcheck)
+            own = {"instruction": step.instruction, "agent_timeout_s": limit, "environment": environment}
+            return dataclasses.replace(task, **own, steps=(), step=name)
     raise TaskError(f"it has no step {name!r}", task.id)
 
 
@@ -32,7 +35,21 @@ def parts(task: TaskSpec) -> list[TaskSpec]:
 
 
 async def prepare(sandbox: Sandbox, task: TaskSpec) -> bool:
-    """What one step's author wants to be there before its agent; False if its setup.sh failed. Raises SandboxError."""
+    """What one step's author wants to be there before its agent; False if its setup.sh or its healthcheck failed.
+
+    Raises SandboxError.
+    """
+    if not await _set_up(sandbox, task):
+        return False
+    if task.environment.healthcheck is not None:
+        try:
+            await healthy(sandbox, task.environment.healthcheck)
+        except TaskError:
+            return False
+    return True
+
+
+async def _set_up(sandbox: Sandbox, task: TaskSpec) -> bool:
     folder = Path(task.path) / "steps" / task.step / "workdir"
     if not folder.is_dir():
         return True

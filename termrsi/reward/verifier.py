@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from termrsi.errors import TaskError, VerifierError
 from termrsi.places import from_host
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
-from termrsi.reward import reports
+from termrsi.reward import apart, reports
+from termrsi.reward.apart import Apart, Beside, Hook
 from termrsi.reward.kit import Kit
 from termrsi.reward.procedure import Suite, judge
 
@@ -45,7 +46,6 @@ class VerifierSpec:
     timeout_s: float = DEFAULT_TIMEOUT_S
     env: dict[str, str] = field(default_factory=dict)
     user: str | None = None
-    apart: bool = False  # its tests are to run in a container of their own, or after commands that collect what they need
 
 
 def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
@@ -60,8 +60,9 @@ def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
     if step:
         own = next((_table(one, "verifier", file) for one in data.get("steps", []) if one.get("name") == step), {})
         env |= _table(own, "env", file)
-        shared = {key: table[key] for key in ("user", "environment_mode", "environment", "collect") if key in table}
-        table = shared | own  # its time is its own: Harbor's default if it says none
+        table = {
+            key: table[key] for key in ("user",) if key in table
+        } | own  # its time is its own: Harbor's default if it says none
     try:
         timeout_s = float(table.get("timeout_sec", DEFAULT_TIMEOUT_S))
     except (TypeError, ValueError, OverflowError) as error:
@@ -71,8 +72,13 @@ def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
         timeout_s,
         {str(key): _resolve(str(value), str(key), file) for key, value in env.items()},
         None if user is None else str(user),
-        table.get("environment_mode") == "separate" or "environment" in table or bool(table.get("collect")),
     )
+
+
+def _container(task: TaskSpec) -> tuple[Apart | None, tuple[Hook, ...]]:
+    """Where its tests run, and what is collected before. Raises TaskError."""
+    data = _read(Path(task.path) / "task.toml")
+    return apart.of(task, data), apart.hooks(task, data)
 
 
 def solution_environment(path: Path | str) -> dict[str, str]:
@@ -102,14 +108,17 @@ class HarborVerifier:
     """Implements `ports.Verifier` for task directories with `tests/test.sh`. `text_first`: as Harbor before 0.8, reward.txt counts
     before reward.json."""
 
-    def __init__(self, *, timeout_multiplier: float = 1.0, text_first: bool = False, kit: Kit | None = None) -> None:
+    def __init__(
+        self, *, timeout_multiplier: float = 1.0, text_first: bool = False, kit: Kit | None = None, beside: Beside | None = None
+    ) -> None:
         self._multiplier = timeout_multiplier
         self._kit = kit
         self._text_first = text_first
+        self._beside = beside
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
-        return await judge(sandbox, task, self.suite(task))
+        return await judge(sandbox, task, self.suite(task), self._beside)
 
     def suite(self, task: TaskSpec) -> Suite:
         """Raises TaskError, VerifierError if an environment variable of the host that it needs is unset.
@@ -119,28 +128,30 @@ class HarborVerifier:
         if task.steps:
             raise TaskError("its steps are verified one by one", task.path)
         spec = load_spec(task.path, task.step)
-        if spec.apart:  # a result of another set-up would be no result
-            raise TaskError("its verifier wants a container of its own, or collects: not supported", task.path)
+        where, hooks = _container(task)
         root = Path(task.path)
         folders = [folder for folder in (root / "tests", root / "steps" / task.step / "tests") if folder.is_dir()]
         if not task.step:
             folders = folders[:1]
         scripts = [folder / "test.sh" for folder in folders if (folder / "test.sh").is_file()]
-        if not scripts:
+        bundled = where is not None and where.bundled
+        if not scripts and not bundled:
             raise TaskError("there is no tests/test.sh", task.path)
-        script = scripts[-1]
+        script = scripts[-1] if scripts else root / "tests" / "test.sh"
         return Suite(
-            puts=tuple((folder, "/tests") for folder in folders),
+            puts=() if bundled else tuple((folder, "/tests") for folder in folders),
             script="/tests/test.sh",
             timeout_s=spec.timeout_s * self._multiplier,
             read=lambda logs, seconds: read_verdict(
-                logs, script, task.id, seconds, text_first=self._text_first or not _named("reward.json", folders)
+                logs, script, task.id, seconds, text_first=self._text_first or not (bundled or _named("reward.json", folders))
             ),
             env=spec.env,
             user=spec.user,
-            workdir=_workdir(task),
-            windows_lines=b"\r\n" in script.read_bytes(),
+            workdir=_workdir(task if where is None else replace(task, environment=where.environment)),
+            windows_lines=not bundled and b"\r\n" in script.read_bytes(),
             kit=self._kit.part(task.path) if self._kit else None,
+            hooks=hooks,
+            apart=where,
         )
 
 
@@ -210,7 +221,9 @@ def _workdir(task: TaskSpec) -> str | None:
     """The task's own directory, else the WORKDIR that its Dockerfile ends with, else None: where the shell starts."""
     if task.environment.workdir:
         return task.environment.workdir
-    dockerfile = Path(task.environment.context or Path(task.path) / "environment") / "Dockerfile"
+    if not task.environment.context:  # an image that is made elsewhere knows its own
+        return None
+    dockerfile = Path(task.environment.context) / "Dockerfile"
     if not dockerfile.is_file():
         return None
     place: str | None = None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
+from termrsi.reward.apart import Beside
 from termrsi.reward.kit import opened
 from termrsi.reward.procedure import Suite, judge
 from termrsi.reward.terminal_bench import TerminalBenchVerifier
@@ -14,15 +15,26 @@ from termrsi.reward.verifier import HarborVerifier
 class TaskVerifier:
     """Implements `ports.Verifier`: by the file that the task directory is told by."""
 
-    def __init__(self, *, timeout_multiplier: float = 1.0, text_first: bool = False, kit: Path | str | None = None) -> None:
-        """`kit`: the directory of one. Raises ConfigError if there is none."""
+    def __init__(
+        self,
+        *,
+        timeout_multiplier: float = 1.0,
+        text_first: bool = False,
+        kit: Path | str | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        """`kit`: the directory of one. `beside`: makes the containers of verifiers that want one of their own.
+
+        Raises ConfigError if there is no kit.
+        """
         found = opened(kit) if kit else None
-        self._harbor = HarborVerifier(timeout_multiplier=timeout_multiplier, text_first=text_first, kit=found)
+        self._beside = beside
+        self._harbor = HarborVerifier(timeout_multiplier=timeout_multiplier, text_first=text_first, kit=found, beside=beside)
         self._terminal_bench = TerminalBenchVerifier(timeout_multiplier=timeout_multiplier, kit=found)
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
-        return await judge(sandbox, task, self.suite(task))
+        return await judge(sandbox, task, self.suite(task), self._beside)
 
     def expect(self, checks: Mapping[str, Collection[str]]) -> None:
         """What the tasks' own solutions passed, by task id, for the format whose success is a report's: it cannot shrink."""

@@ -1,13 +1,15 @@
 """`ports.SandboxPool` of one host: drives `pool.Pool`, has sandboxes made by a backend (`machines.py`), starts and closes them."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi.errors import SandboxError, TaskError
+from termrsi.furnish import furnish
 from termrsi.ports import Sandbox
 from termrsi.records import Snapshot, TaskSpec
 from termrsi.sandbox import machines
@@ -138,6 +140,31 @@ class HostPool:
             self._ids[fork.id] = its_number
         return forks
 
+    @contextlib.asynccontextmanager
+    async def beside(self, sandbox: Sandbox, task: TaskSpec) -> AsyncIterator[Sandbox]:
+        """A started sandbox of another environment beside a leased one, as long as the context is open: for its verifier.
+
+        As a fork it does not wait for a place: who holds one and waits for another may wait for ever.
+
+        Raises SandboxError, TaskError.
+        """
+        number = self._ids.get(sandbox.id)
+        if number is None:
+            raise SandboxError("is not leased", sandbox.id)
+        other = await self._machines.make(task, None)
+        try:
+            its_number = self._pool.forked(number, time.monotonic())
+        except ValueError as error:
+            raise SandboxError(str(error), sandbox.id) from error
+        self._places[its_number] = _Place(self._places[number].request, other)
+        self._ids[other.id] = its_number
+        try:
+            await other.start()
+            await furnish(other, task.environment)
+            yield other
+        finally:
+            await self.release(other)
+
     async def release(self, sandbox: Sandbox) -> None:
         """Closed on return; a second release does nothing. Raises SandboxError if it could not be closed: then it is in doubt."""
         number = self._ids.pop(sandbox.id, None)
@@ -217,6 +244,8 @@ class HostPool:
         try:
             place.sandbox = await self._machines.make(asked.task, asked.snapshot)
             await place.sandbox.start()
+            if asked.snapshot is None:
+                await furnish(place.sandbox, asked.task.environment)
         except (SandboxError, TaskError) as error:
             place.request.error = error
         except Exception as error:  # of whatever kind: the place is free again, and the requester hears why

@@ -2,8 +2,11 @@
 
 `FROM` means an unpacked root file system, if there is one of that name below `CACHE/rootfs` (`root_of`), and else the host as a
 sandbox sees it (`host.py`): its /usr, /etc, /opt, and a fresh rest. The host is a base image only in so far as it has the programs
-the task wants; a build that misses one fails with the RUN that missed it. There is no network in a build. What is not in the subset
-of `dockerfile.py` is refused by file and line. Commands of an agent run as root, whatever USER says last.
+the task wants; a build that misses one fails with the RUN that missed it. What is not in the subset of `dockerfile.py` is refused
+by file and line. Commands of an agent run as root, whatever USER says last.
+
+A build has the network only if asked for: it is the host's own, and what listens on the host's loopback (Ray's dashboard, which
+runs what it is told) is then in reach of a task's author.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -30,9 +33,14 @@ from termrsi.sandbox.dockerfile import Instruction
 if TYPE_CHECKING:
     from termrsi.sandbox.local import LocalSandbox
 
-FORMAT = 2
+FORMAT = 3
 SCRATCH = "tmp-"
 OUTPUT_CHARS = 2000
+# Images that hold a distribution's programs, or a Python beside them: what the host has too.
+STAND_IN = re.compile(r"^(?:docker\.io/)?(?:library/)?(?P<kind>debian|ubuntu|python|buildpack-deps)(?::[\w.-]+)?$")
+# The Python of images is nobody's but theirs; a distribution's refuses packages of others.
+ON_THE_HOST = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+WITH_PASSWORD = re.compile(rb"://[^/\s]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,11 @@ class Image:
     root: str = ""  # an unpacked root file system below the layers; "": the host's programs
 
 
-async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_dir: Path | str | None = None) -> Image:
-    """The image of a task, from the cache if it was built before. Without a Dockerfile: its `docker_image`'s root, or the host's.
+async def build(
+    environment: EnvironmentSpec, cache_dir: Path | str, *, state_dir: Path | str | None = None, network: bool = False
+) -> Image:
+    """The image of a task, from the cache if it was built before. Without a Dockerfile: its `docker_image`'s root, or the host's
+    where that is a distribution and no more.
 
     Builds of one image at the same time, in this process or another, wait for the first. Raises TaskError for what the
     Dockerfile asks (file:line), SandboxError if the machine could not build.
@@ -57,6 +68,9 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
     path = context / "Dockerfile"
     if not environment.context or not path.is_file():
         root = root_of(environment.docker_image or "", cache_dir)
+        if environment.docker_image and not root and STAND_IN.match(environment.docker_image):
+            context = _stand_in(environment.docker_image, cache_dir)
+            return await build(replace(environment, context=str(context)), cache_dir, state_dir=state_dir)
         if environment.docker_image and not root:
             raise TaskError(
                 f"needs the image {environment.docker_image}, which the local backend cannot fetch",
@@ -74,7 +88,7 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
         try:
             if not (home / "image.json").exists():
                 async with asyncio.timeout(environment.build_timeout_s):
-                    await _build(steps, context, home, state_dir, root)
+                    await _build(steps, context, home, state_dir, root, network=network)
         except TimeoutError as error:
             raise TaskError(f"build took longer than {environment.build_timeout_s:.0f} s", str(path)) from error
         finally:
@@ -82,6 +96,16 @@ async def build(environment: EnvironmentSpec, cache_dir: Path | str, *, state_di
     saved = json.loads((home / "image.json").read_text())
     chain = tuple(str(home / layer) for layer in saved["layers"])
     return Image(chain, saved["workdir"], saved["env"], saved["user"], key, root)
+
+
+def _stand_in(name: str, cache_dir: Path | str) -> Path:
+    """A build context that means no more than an image of that name."""
+    place = Path(cache_dir).absolute() / "stand-ins" / name.replace("/", "%").replace(":", "%")
+    place.mkdir(parents=True, exist_ok=True)
+    draft = place / f".{os.getpid()}"
+    draft.write_text(f"FROM {name}\n")
+    draft.rename(place / "Dockerfile")
+    return place
 
 
 def root_place(name: str, cache_dir: Path | str) -> Path:
@@ -189,15 +213,32 @@ def reap(cache_dir: Path | str) -> list[str]:
     return removed
 
 
-async def _build(steps: list[Instruction], context: Path, home: Path, state_dir: Path | str | None, root: str) -> None:
+async def _build(
+    steps: list[Instruction], context: Path, home: Path, state_dir: Path | str | None, root: str, *, network: bool
+) -> None:
     # Imported here: `local` needs `Image` for its options.
     from termrsi.sandbox.local import LocalOptions, LocalSandbox
 
-    options = LocalOptions(image=Image(root=root), state_dir=state_dir, workdir="/", owner="build", pids=1024, disk_mb=4096)
+    options = LocalOptions(
+        image=Image(root=root),
+        state_dir=state_dir,
+        workdir="/",
+        owner="build",
+        pids=1024,
+        memory_mb=2048,
+        disk_mb=4096,
+        network=network,
+        env={} if root else ON_THE_HOST,
+    )
     sandbox = LocalSandbox(options)
     await sandbox.start()
     try:
-        state = _Build(sandbox, context)
+        base = STAND_IN.match(_base_of(steps))
+        if base and base["kind"] == "python" and not root:  # a distribution's is called python3 alone
+            await sandbox.run("[ -e /usr/bin/python ] || [ -e /usr/local/bin/python ] || ln -s python3 /usr/bin/python")
+        if network and not root:
+            await _give_sources(sandbox)
+        state = _Build(sandbox, context, network=network)
         for step in steps:
             await state.step(step)
         if not state.workdir_made:
@@ -212,11 +253,19 @@ async def _build(steps: list[Instruction], context: Path, home: Path, state_dir:
         await sandbox.close()
 
 
+async def _give_sources(sandbox: "LocalSandbox") -> None:
+    """The host's list of package sources, which a sandbox does not see: but for those with a password."""
+    for file in (Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))):
+        if file.suffix in (".list", ".sources") and file.is_file() and not WITH_PASSWORD.search(file.read_bytes()):
+            await sandbox.put(file, str(file))
+
+
 class _Build:
     """Where a build stands: directory, variables, and the sandbox that holds the tree."""
 
-    def __init__(self, sandbox: "LocalSandbox", context: Path) -> None:
+    def __init__(self, sandbox: "LocalSandbox", context: Path, *, network: bool) -> None:
         self._sandbox = sandbox
+        self._network = network
         self._context = context
         self.workdir = "/"
         self.workdir_made = True
@@ -274,7 +323,8 @@ class _Build:
         await self._checked("rm -f /.termrsi-run")
         if result.exit_code != 0:
             output = result.output[-OUTPUT_CHARS:].strip()
-            raise TaskError(f"RUN failed with exit code {result.exit_code}: {command}\n{output}", step.where)
+            cure = "" if self._network else "if it is the network that it misses: sandbox.build_network=host"
+            raise TaskError(f"RUN failed with exit code {result.exit_code}: {command}\n{output}", step.where, cure)
 
     async def _copy(self, step: Instruction) -> None:
         words = [self._expand(word) for word in step.words]

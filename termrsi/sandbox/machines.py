@@ -30,6 +30,7 @@ class Limits:
     pids: int = 256
     cpus: float | None = None
     network: bool = False
+    build_network: bool = False  # in the build of an image; Docker's engine has its own
     output_limit_bytes: int = 1 << 20
 
 
@@ -72,7 +73,7 @@ class LocalMachines:
     async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
         """See `Machines`."""
         environment = task.environment
-        built = None if snapshot else await image.build(environment, self.cache_dir, state_dir=self.state_dir)
+        built = None if snapshot else await _built(environment, self.cache_dir, self.state_dir, self.limits)
         options = local.LocalOptions(
             image=built,
             snapshot=snapshot,
@@ -103,7 +104,7 @@ class GvisorMachines:
     async def make(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
         """See `Machines`."""
         environment = task.environment
-        built = None if snapshot else await image.build(environment, self.cache_dir, state_dir=self.state_dir)
+        built = None if snapshot else await _built(environment, self.cache_dir, self.state_dir, self.limits)
         return gvisor.GvisorSandbox(
             gvisor.GvisorOptions(
                 image=built,
@@ -165,6 +166,10 @@ class DockerMachines:
             timeout_s = environment.build_timeout_s
             return await asyncio.to_thread(docker_engine.build, context, "Dockerfile", key, timeout_s, self.engine)
         return environment.docker_image or docker.DEFAULT_IMAGE
+
+
+async def _built(environment: EnvironmentSpec, cache_dir: Path | str, state_dir: Path | str | None, limits: Limits) -> image.Image:
+    return await image.build(environment, cache_dir, state_dir=state_dir, network=limits.build_network)
 
 
 def capacity(state_dir: Path | str | None, share: float) -> Cost:

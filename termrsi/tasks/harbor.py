@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi.errors import TaskError
-from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, StepSpec, TaskSpec
+from termrsi.records import EnvironmentSpec, Healthcheck, LoadResult, SkippedTask, StepSpec, TaskSpec
 from termrsi.tasks import harbor_rules
 
 LEVELS = {"easy": 1, "medium": 2, "hard": 3}
@@ -177,6 +177,7 @@ def _steps(root: Path, data: Mapping[str, object], notes: Notes) -> tuple[StepSp
                 instruction=without_canary(_text(root / "steps" / name / "instruction.md")),
                 agent_timeout_s=number(agent, "timeout_sec", f"{where}.agent"),
                 min_reward=number({"min_reward": least}, "min_reward", where),
+                healthcheck=_healthcheck(table_, where),
             )
         )
     return tuple(found)
@@ -220,7 +221,21 @@ def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: 
         network=_network(env, notes) if agent.get("network_mode") is None else agent["network_mode"] == "public",
         env=_variables(env, notes),
         build_timeout_s=number(env, "build_timeout_sec", "environment") or DEFAULT_BUILD_TIMEOUT_S,
+        healthcheck=_healthcheck(env, "environment"),
     )
+
+
+def _healthcheck(data: Mapping[str, object], place: str) -> Healthcheck | None:
+    given, where = data.get("healthcheck"), f"{place}.healthcheck"
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not isinstance(given.get("command"), str):
+        raise TaskError(f"task.toml: {where} has no command")
+    known = {"interval_s": "interval_sec", "timeout_s": "timeout_sec", "start_period_s": "start_period_sec"}
+    known["start_interval_s"] = "start_interval_sec"
+    seconds = {name: found for name, key in known.items() if (found := number(given, key, where)) is not None}
+    retries = number(given, "retries", where)
+    return Healthcheck(given["command"], **seconds, retries=3 if retries is None else int(retries))
 
 
 def _first(*values: int | None) -> int | None:

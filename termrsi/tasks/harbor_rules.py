@@ -10,8 +10,7 @@ from termrsi.tasks import harbor_schema
 
 ROOT = frozenset(harbor_schema.Task.model_fields)
 _NOT_DONE = {
-    "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck"),
-    "verifier": ("environment", "collect"),
+    "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir"),
     "agent": ("user", "allowed_hosts"),
 }
 _OURS = ("environment.memory_gb", "environment.disk_gb")  # not Harbor's, but read
@@ -25,19 +24,13 @@ def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
 
 def not_done(data: Mapping[str, object]) -> Iterator[str]:
     """Keys with a meaning that nothing here carries out, as dotted names."""
-    environment, verifier = _sub(data, "environment"), _sub(data, "verifier")
+    environment = _sub(data, "environment")
     yield from (f"environment.{key}" for key in _NOT_DONE["environment"] if environment.get(key))
     if str(environment.get("os") or "linux").lower() != "linux":
         yield "environment.os"
-    yield from (f"verifier.{key}" for key in _NOT_DONE["verifier"] if verifier.get(key))
-    if verifier.get("environment_mode") == "separate":
-        yield "verifier.environment_mode"
     for key in _NOT_DONE["agent"]:
         if _sub(data, "agent").get(key) not in (None, "root", "0", 0):
             yield f"agent.{key}"
-    if data.get("artifacts"):
-        yield "artifacts"
-    yield from dict.fromkeys(f"steps[].{key}" for step in steps(data) for key in ("healthcheck", "artifacts") if step.get(key))
 
 
 def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> None:

@@ -7,7 +7,12 @@ import pytest
 from termrsi import task_commands
 
 TEST = "#!/bin/bash\nif [ -e /app/done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-SUMMARY = "cat <<END\n=== short test summary info ===\n$([ -e /app/done ] && echo PASSED || echo FAILED) test_x.py::test_a\nEND\n"
+SUMMARY = """cat <<END
+=== short test summary info ===
+$([ -e /app/done ] && echo PASSED || echo FAILED) test_x.py::test_a
+=== 1 done in 0.01s ===
+END
+"""
 
 
 def task(root: Path, test: str = TEST, solution: str = "touch /app/done\n") -> None:
@@ -44,6 +49,16 @@ def test_each_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["typed"] == ["2/2", "0/2", "1", ""]
     assert "unfit never-ran: an empty submission could not be judged: " in out
     assert "3 of 6 pass with their solution and fail without" in out
+
+
+def test_a_solution_is_run_though_an_empty_submission_has_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task(tmp_path / "lost", test="#!/bin/bash\nset -e\ntest -e /app/done\necho 1 > /logs/verifier/reward.txt\n")
+    assert task_commands.run(["check", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert [
+        cell.strip() for cell in next(line for line in out.splitlines() if "lost" in line and "/1" in line).split("│")[2:4]
+    ] == ["1/1", "0/0"]
+    assert "unfit lost: an empty submission could not be judged: lost: no reward file" in out
 
 
 def test_all_fit_is_zero(tmp_path: Path) -> None:

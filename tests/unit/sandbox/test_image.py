@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 from pathlib import Path
@@ -269,7 +270,32 @@ async def test_without_a_dockerfile(tmp_path: Path) -> None:
     made = await image.build(EnvironmentSpec(workdir="/w"), tmp_path)
     assert (made.layers, made.workdir) == ((), "/w")
     with pytest.raises(TaskError, match=r"ubuntu:24\.04, which the local backend cannot fetch"):
-        await image.build(EnvironmentSpec(docker_image="ubuntu:24.04", workdir="/w"), tmp_path)
+        await image.build(EnvironmentSpec(docker_image="someone/ubuntu:24.04", workdir="/w"), tmp_path)
+
+
+async def test_the_host_stands_in_for_a_distribution(tmp_path: Path) -> None:
+    """And for its Python, which images call python."""
+    for name in ("debian:bookworm-slim", "docker.io/library/python:3.11-slim"):
+        made = await image.build(EnvironmentSpec(docker_image=name), tmp_path / "cache", state_dir=tmp_path / "state")
+        said = await look(made, tmp_path, "python -c 'print(6 * 7)'")
+        assert said == "42\n" or (name.startswith("debian") and "not found" in said)
+
+
+async def test_a_build_has_the_network_if_asked_for(context: Path, tmp_path: Path) -> None:
+    """The host's own: here a server on its loopback. The agent has none all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        write(context, f"FROM debian:12\nRUN : < /dev/tcp/127.0.0.1/{port}\n".replace("RUN", 'SHELL ["/bin/bash", "-c"]\nRUN'))
+        with pytest.raises(TaskError, match=r"sandbox\.build_network=host"):
+            await built(context, tmp_path)
+        environment = EnvironmentSpec(context=str(context))
+        made = await image.build(environment, tmp_path / "cache", state_dir=tmp_path / "state", network=True)
+        assert "refused" in await look(made, tmp_path, f": < /dev/tcp/127.0.0.1/{port}")
+
+
+def test_package_sources_with_a_password_stay_on_the_host() -> None:
+    assert image.WITH_PASSWORD.search(b"deb https://me:pass@packages.example/debian bookworm main")
+    assert not image.WITH_PASSWORD.search(b"URIs: http://deb.debian.org/debian\nSigned-By: a@b")
 
 
 async def test_an_image_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:

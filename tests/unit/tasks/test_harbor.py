@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.records import LoadResult, StepSpec, TaskSpec
+from termrsi.records import Healthcheck, LoadResult, StepSpec, TaskSpec
 from termrsi.tasks import harbor
 
 Make = Callable[..., Path]
@@ -267,14 +267,26 @@ healthcheck = {command = "true"}
 """
     files = {"steps/a/instruction.md": "One.\n", "steps/b/instruction.md": "Two.\n"}
     told = [note.partition("not carried out: ")[2] for note in harbor.load(make(config, **files)).notes]
-    assert told == [
-        "environment.gpus",
-        "environment.healthcheck",
-        "verifier.collect",
-        "verifier.environment_mode",
-        "artifacts",
-        "steps[].healthcheck",
-    ]
+    assert told == ["environment.gpus"]
+
+
+def test_healthchecks(make: Make) -> None:
+    config = """
+[environment.healthcheck]
+command = "test -e /ready"
+interval_sec = 0.5
+timeout_sec = "3"
+start_period_sec = 2
+start_interval_sec = 1
+retries = 7
+[[steps]]
+name = "a"
+healthcheck = {command = "true"}
+"""
+    task = only(harbor.load(make(config, **{"steps/a/instruction.md": "One.\n"})))
+    assert task.environment.healthcheck == Healthcheck("test -e /ready", 0.5, 3.0, 2.0, 1.0, 7)
+    assert task.steps[0].healthcheck == Healthcheck("true", 5.0, 30.0, 0.0, 5.0, 3)
+    assert "environment.healthcheck has no command" in reason(harbor.load(make("[environment.healthcheck]\nretries = 1\n")))
 
 
 @pytest.mark.parametrize(

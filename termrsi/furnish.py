@@ -1,0 +1,40 @@
+"""What a task's author wants to be there, and to answer, before an agent begins: as Harbor 0.26 does it after a start."""
+
+import asyncio
+import shlex
+import time
+from pathlib import Path
+
+from termrsi.errors import TaskError
+from termrsi.ports import Sandbox
+from termrsi.records import EnvironmentSpec, Healthcheck
+
+IMAGE_FILES = ("Dockerfile", "docker-compose.yaml")
+
+
+async def furnish(sandbox: Sandbox, environment: EnvironmentSpec) -> None:
+    """Files of an environment that has a ready image go into the working directory; then its healthcheck must pass.
+
+    Raises TaskError if it does not, SandboxError.
+    """
+    folder = Path(environment.context)
+    if environment.context and environment.docker_image and not any((folder / name).exists() for name in IMAGE_FILES):
+        place = environment.workdir or (await sandbox.run("pwd")).output.strip()
+        await sandbox.put(folder, place)
+    if environment.healthcheck is not None:
+        await healthy(sandbox, environment.healthcheck)
+
+
+async def healthy(sandbox: Sandbox, check: Healthcheck) -> None:
+    """Raises TaskError when it has failed too often, SandboxError."""
+    began, failures = time.monotonic(), 0
+    while True:
+        result = await sandbox.run(f"bash -c {shlex.quote(check.command)} < /dev/null", check.timeout_s)
+        if result.exit_code == 0:
+            return
+        starting = time.monotonic() - began < check.start_period_s
+        failures += 0 if starting else 1
+        if failures >= max(check.retries, 1):
+            raise TaskError(f"its healthcheck fails, with exit code {result.exit_code}: {result.output[-200:]!r}", check.command)
+        # The pause that the task asks for: nothing tells when a service of its will answer.
+        await asyncio.sleep(check.start_interval_s if starting else check.interval_s)
