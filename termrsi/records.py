@@ -123,6 +123,7 @@ class SamplingParams:
     top_p: float = 1.0
     max_tokens: int = 256
     seed: int | None = None
+    stop_ids: tuple[int, ...] = ()  # tokens that end a turn beside the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,7 @@ class Rollout:
     attempt: int = 1  # 2 and more: earlier attempts were lost to a machine fault
     step: str = ""  # of a task of several: the last that was begun
     step_chunk: int = 0  # the index of that step's first chunk
+    cases: dict[str, int] = field(default_factory=dict)  # how each later prompt matched what was recorded (`render.Case`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ class Engine:
             top_p=params.top_p,
             max_tokens=params.max_tokens,
             seed=params.seed,
+            stop_token_ids=list(params.stop_ids) or None,
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

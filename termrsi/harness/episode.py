@@ -16,7 +16,7 @@ from termrsi.harness import observe, variants
 from termrsi.harness.actions import Action, Command, without_thinking
 from termrsi.harness.render import ChatFormat, Transcript
 from termrsi.harness.terminal import Terminal
-from termrsi.harness.variants import MARKER, Carrier, Done, Machine
+from termrsi.harness.variants import MARKER, WORKDIR, Carrier, Done, Machine
 from termrsi.ports import Generator, Sandbox
 from termrsi.records import CommandResult, Completion, EpisodeSpec, Message, Rollout, SamplingParams, StopReason, Turn
 
@@ -52,8 +52,7 @@ class Episode:
         self._start_s = time.monotonic()
         self._stopped: StopReason | None = None
         self._saying = ""  # the last reply
-        workdir = spec.task.environment.workdir
-        self._terminal = Terminal(sandbox, workdir) if self._variant.machine is Machine.terminal else None
+        self._terminal = Terminal(sandbox) if self._variant.machine is Machine.terminal else None
         self._checks_left = self._variant.checks_on_done if check else 0
 
     async def run(self) -> Rollout:
@@ -94,6 +93,7 @@ class Episode:
             version_high=max(tally.versions, default=0),
             sandbox_s=tally.sandbox_s,
             wall_s=time.monotonic() - self._start_s,
+            cases=dict(self._transcript.cases),
         )
 
     def _limit(self, elapsed_s: float) -> StopReason | None:
@@ -177,7 +177,7 @@ class Episode:
             self._turns.append(turn)
             return StopReason.done
         self._checks_left -= 1
-        return self._observe(turn, [self._variant.failed_check], (), completion)
+        return self._observe(turn, [*told, self._variant.failed_check], (), completion)
 
     def _complain(self, turn: Turn, action: Action, completion: Completion) -> StopReason | None:
         assert action.error is not None
@@ -214,7 +214,7 @@ class Episode:
 
     def _sampling(self) -> SamplingParams:
         """Each call of an episode draws from its own stream."""
-        sampling = self.spec.sampling
+        sampling = replace(self.spec.sampling, stop_ids=self._chat.stop_ids)
         return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + len(self._turns))
 
 
@@ -227,7 +227,9 @@ def first_prompt(spec: EpisodeSpec, chat: ChatFormat) -> list[int]:
     show_tools = not chat.knows_tools
     tools = [tool.schema() for tool in variant.tools]
     if spec.recovery is None:
-        return chat.prompt(variant.messages(spec.task.instruction, spec.guidance, show_tools=show_tools), tools)
+        workdir = spec.task.environment.workdir or WORKDIR
+        messages = variant.messages(spec.task.instruction, spec.guidance, show_tools=show_tools, workdir=workdir)
+        return chat.prompt(messages, tools)
     if variant.assisting:
         return chat.prompt(variant.messages(spec.recovery_prompt, show_tools=show_tools), tools)
     history = spec.recovery.history_ids

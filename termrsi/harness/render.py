@@ -21,12 +21,31 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any) -> None:  # Any: transformers' tokenizers share no base that is cheap to import
         self.tokenizer = tokenizer
-        self.end_of_turn: int = tokenizer.eos_token_id
         template = getattr(tokenizer, "chat_template", None)
         template = template if isinstance(template, str) else ""
         self.knows_tools = bool(re.search(r"\btools\b", template))  # else a harness names them itself
         self._knows_tool_role = bool(re.search(r"""["']tool["']""", template))
         self._special = tuple(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else ()
+        self._knows_system = not template or self._renders([Message("system", "-"), Message("user", "-")])
+        self.end_of_turn: int = self._end_of_turn() if template else tokenizer.eos_token_id
+        # Where that is not the end of the text, an engine must be told to stop there.
+        self.stop_ids = () if self.end_of_turn == tokenizer.eos_token_id else (self.end_of_turn,)
+
+    def _renders(self, messages: Sequence[Message]) -> bool:
+        from jinja2 import TemplateError  # what a template raises of roles that it does not know
+
+        try:
+            self._apply(messages, ())
+        except TemplateError:
+            return False
+        return True
+
+    def _end_of_turn(self) -> int:
+        """The special token that the template writes right after what the assistant says (Gemma's is not the end of the text)."""
+        text = self._apply([Message("user", "-"), Message("assistant", _MARK)], (), begins=False)
+        after = text[text.index(_MARK) + len(_MARK) :].lstrip()
+        ends = [token for token in self._special if after.startswith(token)]
+        return self.tokenizer.convert_tokens_to_ids(max(ends, key=len)) if ends else self.tokenizer.eos_token_id
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -58,6 +77,8 @@ class ChatFormat:
 
         A command can print the template's special tokens: taken as such they would forge turns.
         """
+        if not self._knows_system:
+            messages = _without_system(messages)
         held = {f"\u2402{i}\u2402": m.content for i, m in enumerate(messages) if any(t in m.content for t in self._special)}
         marks = {content: mark for mark, content in held.items()}
         text = self._apply([Message(m.role, marks.get(m.content, m.content)) for m in messages], tools)
@@ -74,10 +95,19 @@ class ChatFormat:
             )
         return ids
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    def _apply(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, begins: bool = True) -> str:
         raw = [{"role": m.role, "content": m.content} for m in messages]
         more: dict[str, Any] = {"tools": list(tools)} if tools and self.knows_tools else {}
-        return self.tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=True, **more)
+        return self.tokenizer.apply_chat_template(raw, tokenize=False, add_generation_prompt=begins, **more)
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """What a system message says, said by the user, before what that says first."""
+    if not messages or messages[0].role != "system":
+        return list(messages)
+    first, rest = messages[0], list(messages[1:])
+    said = f"{first.content}\n\n{rest.pop(0).content}" if rest and rest[0].role == "user" else first.content
+    return [Message("user", said), *rest]
 
 
 class Transcript:

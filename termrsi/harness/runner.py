@@ -6,6 +6,7 @@ point. The verifier of an assisting harness runs on a fork, for the same reason.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -161,6 +162,7 @@ def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:
         wall_s=sum(one.wall_s for one in rollouts),
         step=task.steps[len(parts) - 1].name,
         step_chunk=len(chunks) - len(last.chunks),
+        cases=dict(sum((Counter(one.cases) for one in rollouts), Counter())),
     )
     return ScoredRollout(whole, steps.judged(task, [part.verdict for part in parts]))
 

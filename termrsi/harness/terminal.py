@@ -73,11 +73,10 @@ _SHOWN = rf"""shown() {{
 
 
 class Terminal:
-    """Lives in one sandbox; begun by the first `send`, and again if what ran in it ended it."""
+    """Lives in one sandbox; begun by the first `send` where its shell stands, and again if what ran in it ended it."""
 
-    def __init__(self, sandbox: Sandbox, workdir: str | None = None) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._workdir = workdir or "/app"
         self._seen = 0  # bytes of the log
 
     async def send(self, commands: Sequence[Command]) -> CommandResult:
@@ -97,7 +96,7 @@ class Terminal:
 
     def _script(self, keys: str, wait_s: float) -> str:
         return f"""(
-start={shlex.quote(self._workdir)} seen={self._seen} new=0 prompts=0
+start=$PWD seen={self._seen} new=0 prompts=0
 {_SHOWN}
 {_BEGIN}
 while read -r -N 1 -t 0.001 -u 8; do :; done # prompts of before

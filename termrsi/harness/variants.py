@@ -57,11 +57,17 @@ class Done(enum.StrEnum):
     marked = "marked"  # MARKER stands in a command, which is executed first, or in its output
 
 
+WORKDIR = "/app"  # unless the task says another
 _SYSTEM = (
     "You work in a Linux terminal, in the directory /app. Solve the user's task with shell commands.\n"
     "Reply with exactly one command in a bash block, like this:\n```bash\nls -l\n```\n"
     "You then see its output. The shell keeps its directory and variables. "
     "When the task is solved, reply with the single word DONE."
+)
+
+_THINKING = (
+    f"{_SYSTEM}\nYou may think first, between <think> and </think>: only what follows is read, and what you thought is not shown "
+    "to you again."
 )
 
 _STATED = (
@@ -205,12 +211,14 @@ class Variant:
     checks_on_done: int = 0  # how often the verifier may answer a claim to be done within one episode
     failed_check: str = ""
 
-    def messages(self, instruction: str, guidance: str = "", *, show_tools: bool = True) -> list[Message]:
+    def messages(self, instruction: str, guidance: str = "", *, show_tools: bool = True, workdir: str = WORKDIR) -> list[Message]:
         """The conversation up to the task. `guidance` (a runbook) stands before the task, so that it can be stripped.
 
-        `show_tools`: name the tools in the system message, for a chat template that does not.
+        `show_tools`: name the tools in the system message, for a chat template that does not. `workdir`: where the shell starts.
         """
-        system = self.system + (_shown(self.tools) if self.tools and show_tools else "")
+        system = self.system.replace(f"in the directory {WORKDIR}.", f"in the directory {workdir}.") + (
+            _shown(self.tools) if self.tools and show_tools else ""
+        )
         messages = [Message("system", system)] if system else []
         for task, command in self.examples:
             messages += [Message("user", task), Message("assistant", f"```bash\n{command}\n```")]
@@ -276,6 +284,7 @@ _VARIANTS = {
     v.name: v
     for v in (
         Variant("react", _SYSTEM),
+        Variant("thinking", _THINKING, thinking="cut"),
         Variant("fewshot", _SYSTEM, examples=_EXAMPLES, assisting=True),
         Variant("guided", _SYSTEM, examples=tuple((_guided(g, task), c) for g, task, c in _GUIDED_EXAMPLES), assisting=True),
         Variant(

@@ -12,6 +12,7 @@ from typing import Any
 
 from termrsi import __version__
 from termrsi.harness import variants
+from termrsi.harness.variants import WORKDIR
 from termrsi.records import Chunk, EpisodeSpec, Rollout, Turn
 
 SCHEMA = "ATIF-v1.7"
@@ -25,7 +26,9 @@ def trajectory(spec: EpisodeSpec, rollout: Rollout, *, model: str = "") -> Json:
         raise ValueError(f"{rollout.id}: {len(rollout.turns)} turns but {len(calls)} calls in its tokens")
     variant = variants.get(spec.harness)
     told = spec.recovery_prompt if spec.recovery else spec.task.instruction
-    messages = variant.messages(told, "" if spec.recovery else spec.guidance, show_tools=True)
+    messages = variant.messages(
+        told, "" if spec.recovery else spec.guidance, show_tools=True, workdir=spec.task.environment.workdir or WORKDIR
+    )
     steps: list[Json] = [{"source": message.role, "message": message.content} for message in messages if message.role == "system"][
         :1
     ]

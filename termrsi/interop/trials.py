@@ -133,7 +133,12 @@ def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Pa
             "n_cache_tokens": rollout.cached_tokens,
             "n_output_tokens": rollout.completion_tokens,
             "rollout_details": _details(rollout),
-            "metadata": {"stop": rollout.stop.value, "turns": len(rollout.turns), "attempt": rollout.attempt},
+            "metadata": {
+                "stop": rollout.stop.value,
+                "turns": len(rollout.turns),
+                "attempt": rollout.attempt,
+                "transcript_cases": rollout.cases,
+            },
         },
         "verifier_result": {"rewards": {"reward": verdict.reward}},
         "exception_info": None,

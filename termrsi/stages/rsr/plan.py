@@ -60,7 +60,7 @@ class Planner:
         prompt, text, tokens = self._chat.prompt(messages), "", 0
         for number, heading in enumerate(BLOCKS):
             text += f"{heading}:"
-            params = replace(self._sampling, seed=seed + number)
+            params = replace(self._sampling, seed=seed + number, stop_ids=self._chat.stop_ids)
             completion = await self._generator.generate([*prompt, *self._chat.encode(text)], params, "planner")
             tokens += len(completion.ids)
             line = self._chat.decode(completion.ids).strip().partition("\n")[0].strip()

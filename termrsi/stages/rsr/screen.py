@@ -37,7 +37,7 @@ class Screener:
         for asked, example, answer in _EXAMPLES:
             messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
         messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
-        sampling = SamplingParams(temperature=0.0, max_tokens=4, seed=seed)
+        sampling = SamplingParams(temperature=0.0, max_tokens=4, seed=seed, stop_ids=self._chat.stop_ids)
         completion = await self._generator.generate(self._chat.prompt(messages), sampling, "critic")
         answer = self._chat.decode(completion.ids).strip().strip(".*").lower()
         if answer.startswith("no"):

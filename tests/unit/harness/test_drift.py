@@ -1,14 +1,30 @@
 """Tokenizers of three families, each with its chat template; long episodes with every kind of drift, none of which is trained."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from termrsi.harness.audit import Audit, Call, audit
+from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat, Transcript
-from termrsi.records import Chunk, Message
+from termrsi.ports import Sandbox
+from termrsi.records import (
+    Chunk,
+    CommandResult,
+    Completion,
+    EnvironmentSpec,
+    EpisodeSpec,
+    Limits,
+    Message,
+    SamplingParams,
+    Snapshot,
+    TaskSpec,
+    WeightsVersion,
+)
 
 # Trained on what agents read and write, so that merges reach over the edges of turns, lines and words.
 CORPUS = [
@@ -17,6 +33,7 @@ CORPUS = [
     "The file is there. I look at it, then I write the result.  Two  spaces.\n\tTab\n",
     "naïve café ✓ 日本語 русский 🙂 Ω≈ç√\n",
     '{"name": "bash", "arguments": {"command": "ls"}}\n',
+    'THOUGHT: look.\n```bash\nls\n```\n<tool_call>{"keystrokes": ["y\\n"]}</tool_call>\n',
 ] * 20
 QWEN = """{%- if tools %}{{- '<|im_start|>system\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
@@ -33,6 +50,12 @@ LLAMA = """{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|start|>assistant<|close|>\n\n' }}{%- endif %}"""
 MISTRAL = """{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}{{- ' ' + m.content + eos_token }}
 {%- else %}{{- '[INST] ' + m.content + ' [/INST]' }}{%- endif %}{%- endfor %}"""
+
+GEMMA = """{{- bos_token }}{%- for m in messages %}
+{%- if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}{{- raise_exception('No such role here') }}
+{%- endif %}
+{{- '<turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content + '<end_of_turn>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<turn>model\n' }}{%- endif %}"""
 
 
 def qwen() -> PreTrainedTokenizerFast:
@@ -83,7 +106,20 @@ def mistral() -> PreTrainedTokenizerFast:
     )
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {"qwen": qwen, "llama": llama, "mistral": mistral}
+def gemma() -> PreTrainedTokenizerFast:
+    """A turn ends with a token of its own, the text with another; no system role, and none to be given one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    raw.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    special = ["<bos>", "<eos>", "<turn>", "<end_of_turn>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", chat_template=GEMMA)
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {"qwen": qwen, "llama": llama, "mistral": mistral, "gemma": gemma}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -133,7 +169,7 @@ def test_tools_are_shown_by_the_template_and_answered_in_its_role() -> None:
 class Drifting:
     """A harness that sends its history as ids, spoilt at random in the ways that harnesses do."""
 
-    kinds = ("none", "end of turn", "encoded again", "trimmed", "edited", "compacted")
+    kinds = ("none", "line end", "end of turn", "encoded again", "trimmed", "edited", "compacted")
 
     def __init__(self, chat: ChatFormat, seed: int) -> None:
         self.chat, self.random = chat, random.Random(seed)
@@ -145,17 +181,23 @@ class Drifting:
 
     def turn(self) -> None:
         rng, chat = self.random, self.chat
+        kind = rng.choice(self.kinds)
         text = rng.choice(SAID) + str(rng.randrange(1000))
         ids = list(self._sampled(text))
+        line_end = self.chat.tokenizer.encode("\n", add_special_tokens=False) if kind == "line end" else []
+        ids += line_end
         cut = rng.random() < 0.2
         ids += [] if cut else [chat.end_of_turn]
         logprobs = [-rng.random() for _ in ids]
         self.calls.append(Call(list(self.prompt), ids, logprobs))
         self.transcript.sampled(ids, logprobs)
         glue = chat.bridge([Message("user", rng.choice(SAID))], ended=not cut)
-        kind = rng.choice(self.kinds)
         self.planted[kind] += 1
-        self.prompt = [*self._spoilt(kind, [*self.prompt, *ids]), *glue]
+        history = [*self.prompt, *ids]
+        if line_end:  # as a harness that strips what was said
+            end = [] if cut else [chat.end_of_turn]
+            history = [*history[: len(history) - len(line_end) - len(end)], *end]
+        self.prompt = [*self._spoilt(kind, history), *glue]
         self.transcript.next_prompt(self.prompt)
 
     def _sampled(self, text: str) -> Iterator[int]:
@@ -191,7 +233,17 @@ def test_three_hundred_turns_of_every_drift_train_what_was_sampled(family: ChatF
     assert min(harness.planted.values()) > 20
     assert sum(harness.transcript.cases.values()) == 300
     assert harness.transcript.cases["split"] >= harness.planted["compacted"] + harness.planted["edited"] - 2
-    assert harness.transcript.cases["strict"] > 0
+    assert min(harness.transcript.cases[case] for case in ("strict", "normalized", "retokenized")) > 0, harness.transcript.cases
+
+
+def test_a_turn_may_end_otherwise_than_the_text() -> None:
+    chat = ChatFormat(gemma())
+    end = chat.tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    assert (chat.end_of_turn, chat.stop_ids) == (end, (end,))
+    prompt = chat.tokenizer.decode(chat.prompt([Message("system", "work"), Message("user", "go")]))
+    assert prompt == "<bos><turn>user\nwork\n\ngo<end_of_turn>\n<turn>model\n"
+    assert chat.tokenizer.decode(chat.bridge([Message("user", "x")], ended=True)) == "\n<turn>user\nx<end_of_turn>\n<turn>model\n"
+    assert all(ChatFormat(make()).stop_ids == () for make in (qwen, llama, mistral))
 
 
 def test_the_auditor_sees_each_kind_of_drift() -> None:
@@ -209,16 +261,82 @@ def test_the_auditor_sees_each_kind_of_drift() -> None:
     assert audit([good], elsewhere) == Audit(3, 0, (1,))
 
 
-def test_a_turn_costs_the_same_however_long_the_history(family: ChatFormat) -> None:
-    """No time is asserted: what is counted is the ids that the transcript and the tokenizer are given, turn by turn."""
-    transcript, encoded = Transcript(family.tokenizer), []
-    transcript.prompt(family.prompt([Message("user", "go")]))
-    for _ in range(300):
-        ids = [*family.encode("```bash\nls\n```"), family.end_of_turn]
-        transcript.sampled(ids, [-0.1] * len(ids))
-        glue = family.bridge([Message("user", "[exit 0]\na")], ended=True)
-        transcript.follow(glue)
-        encoded.append(len(ids) + len(glue))
-    assert encoded[9] == encoded[299]
-    assert transcript.cases == {"strict": 300}
-    assert len(transcript.chunks) == 1
+REPLIES = {
+    "react": "```bash\nls\n```",
+    "retry": "```bash\nls\n```",
+    "vanillux": 'THOUGHT: look\n<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>',
+    "terminus_json": '{"analysis": "a", "plan": "p", "commands": [{"keystrokes": "ls\\n"}]}',
+}
+
+
+class Saying:
+    """A machine that answers every command alike; a terminal's scripts as a terminal would."""
+
+    id = "m"
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        return CommandResult(0, "2 0\na\n" if command.startswith("(\nstart=") else "a\n")
+
+    async def start(self) -> None: ...
+
+    async def snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    async def fork(self, n: int) -> list[Sandbox]:
+        raise NotImplementedError
+
+    async def put(self, source: Path | str, target: str) -> None: ...
+
+    async def get(self, source: str, target: Path | str) -> None: ...
+
+    async def kill_processes(self) -> int:
+        return 0
+
+    async def replaced(self) -> list[str]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+class Counting:
+    """A tokenizer, and how much text it was given to encode."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self.encoded = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:  # Any: as the tokenizer's own
+        self.encoded += len(text)
+        return self._tokenizer.encode(text, **options)
+
+    def __getattr__(self, name: str) -> Any:  # Any: likewise
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("harness", REPLIES)
+async def test_a_turn_costs_the_same_however_long_the_history(family: ChatFormat, harness: str) -> None:
+    """A real episode of 300 turns: the text that each turn has encoded. No time is asserted."""
+    counting = Counting(family.tokenizer)
+    chat = ChatFormat(counting)
+    costs: list[int] = []
+
+    class Agent:
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            costs.append(counting.encoded)
+            counting.encoded = 0
+            ids = (*family.encode(REPLIES[harness]), family.end_of_turn)
+            return Completion(ids, (-0.1,) * len(ids), "stop")
+
+        async def pull(self, weights: WeightsVersion) -> None: ...
+
+    limits = Limits(max_turns=300, max_context_tokens=10**9, wall_s=600.0)
+    task = TaskSpec("t", "f", "Do it.", "", EnvironmentSpec())
+    spec = EpisodeSpec("e", "g", task, harness, SamplingParams(), limits)
+    rollout = await Episode(spec, Agent(), Saying(), chat).run()
+    assert len(rollout.turns) == 300, rollout.stop
+    assert not any(turn.format_error for turn in rollout.turns)
+    assert costs[0] > 0
+    assert costs[9] == costs[299] == min(costs[1:]) == max(costs[1:])
+    assert rollout.cases == {"strict": 300}
+    (chunk,) = rollout.chunks
+    assert sum(chunk.mask) == 300 * (len(family.encode(REPLIES[harness])) + 1)

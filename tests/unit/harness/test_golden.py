@@ -5,13 +5,13 @@ or ends a turn, `A:` and `U:` for its roles; sampled tokens alone have a mask of
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from termrsi.harness import variants
-from termrsi.harness.episode import Episode, first_prompt
+from termrsi.harness.episode import Check, Episode, first_prompt
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.variants import MARKER
 from termrsi.records import (
@@ -84,11 +84,26 @@ def ok(output: str, code: int = 0) -> CommandResult:
     return CommandResult(code, output)
 
 
-async def play(chat: ChatFormat, harness: str, lines: list[str], answers: list[CommandResult]) -> tuple[Rollout, str, Machine]:
+async def checked(
+    chat: ChatFormat, harness: str, lines: list[str], answers: list[CommandResult], verdicts: list[bool]
+) -> tuple[Rollout, str, int]:
+    """As `play`, with a verifier in the loop; last, how often it was asked."""
+    left = list(verdicts)
+
+    async def check() -> bool:
+        return left.pop(0)
+
+    rollout, text, _ = await play(chat, harness, lines, answers, check)
+    return rollout, text, len(verdicts) - len(left)
+
+
+async def play(
+    chat: ChatFormat, harness: str, lines: list[str], answers: list[CommandResult], check: Check | None = None
+) -> tuple[Rollout, str, Machine]:
     """The rollout, all that follows the first prompt as text, and the machine."""
     spec = EpisodeSpec("e", "g", TASK, harness, SamplingParams(max_tokens=64), LIMITS)
     machine = Machine(answers)
-    rollout = await Episode(spec, Script(chat, list(lines)), machine, chat).run()
+    rollout = await Episode(spec, Script(chat, list(lines)), machine, chat, check).run()
     (chunk,) = rollout.chunks
     begin = first_prompt(spec, chat)
     assert list(chunk.ids[: len(begin)]) == begin
@@ -113,6 +128,68 @@ async def test_react(chat: ChatFormat) -> None:
     assert text == "```bash\nls\n```||U:[exit 0]\na||A:DONE|"
     assert machine.ran == [("ls", 30.0)]
     assert rollout.stop is StopReason.done
+
+
+async def test_react_in_another_directory(chat: ChatFormat) -> None:
+    task = replace(TASK, environment=EnvironmentSpec(workdir="/srv/shop"))
+    spec = EpisodeSpec("e", "g", task, "react", SamplingParams(), LIMITS)
+    prompt = chat.tokenizer.decode(first_prompt(spec, chat))
+    assert "in the directory /srv/shop. " in prompt
+    assert "/app" not in prompt
+
+
+async def test_thinking(chat: ChatFormat) -> None:
+    """What was thought is sampled and trained on, and not shown again: each such reply ends a chunk."""
+    lines = ["<think>look first</think>\n```bash\nls\n```", "<think>seen</think>\nDONE"]
+    spec = EpisodeSpec("e", "g", TASK, "thinking", SamplingParams(max_tokens=64), LIMITS)
+    machine = Machine([ok("a\n")])
+    rollout = await Episode(spec, Script(chat, list(lines)), machine, chat).run()
+    first, second = (chat.tokenizer.decode(list(chunk.ids)) for chunk in rollout.chunks)
+    begin = chat.tokenizer.decode(first_prompt(spec, chat))
+    assert first == f"{begin}{lines[0]}<|im_end|>"
+    assert second.startswith(f"{begin}```bash\nls\n```<|im_end|>")
+    assert "look first" not in second
+    assert second.endswith(f"[exit 0]\na<|im_end|>\n<|im_start|>assistant\n{lines[1]}<|im_end|>")
+    assert (machine.ran, rollout.stop, rollout.cases) == ([("ls", 30.0)], StopReason.done, {"split": 1})
+
+
+@pytest.mark.parametrize("harness", ["fewshot", "guided"])
+async def test_worked_examples_stand_before_the_task(chat: ChatFormat, harness: str) -> None:
+    _, text, machine = await play(chat, harness, ["```bash\nls\n```", "DONE"], [ok("a\n")])
+    assert text == "```bash\nls\n```||U:[exit 0]\na||A:DONE|"
+    assert machine.ran == [("ls", 30.0)]
+    spec = EpisodeSpec("e", "g", TASK, harness, SamplingParams(), LIMITS, guidance="1. look" if harness == "guided" else "")
+    prompt = chat.tokenizer.decode(first_prompt(spec, chat))
+    examples = variants.get(harness).examples
+    assert prompt.count("<|im_start|>assistant\nDONE<|im_end|>") == len(examples) > 0
+    asked = f"1. look\n\nTask: {TASK.instruction}" if spec.guidance else TASK.instruction
+    assert prompt.endswith(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_retry(chat: ChatFormat) -> None:
+    """The verifier answers two claims; the third ends it, whatever it is."""
+    lines = ["DONE", "```bash\nls\n```", "DONE", "DONE"]
+    rollout, text, asked = await checked(chat, "retry", lines, [ok("a\n")], [False, False])
+    failed = variants.get("retry").failed_check
+    assert text == f"DONE||U:{failed}||A:{lines[1]}||U:[exit 0]\na||A:DONE||U:{failed}||A:DONE|"
+    assert (asked, rollout.stop) == (2, StopReason.done)
+    rollout, text, asked = await checked(chat, "retry", ["DONE"], [], [True])
+    assert (text, asked, rollout.stop) == ("DONE|", 1, StopReason.done)
+
+
+async def test_reflect(chat: ChatFormat) -> None:
+    """A claim is confirmed first; what its commands printed is told with the check's result."""
+    done = keys(task_complete=True)
+    lines = [done, keys("ls\n", task_complete=True), keys("ls\n"), done, done]
+    answers = [ok(""), ok("$ ls\na"), ok("$ ls\nb"), ok(""), ok("")]
+    rollout, text, asked = await checked(chat, "reflect", lines, answers, [False, True])
+    variant = variants.get("reflect")
+    quiet = "New terminal output: none"
+    assert text == (
+        f"{done}||U:{quiet}\n{variant.confirm}||A:{lines[1]}||U:New terminal output:\n$ ls\na\n{variant.failed_check}||"
+        f"A:{lines[2]}||U:New terminal output:\n$ ls\nb||A:{done}||U:{quiet}\n{variant.confirm}||A:{done}|"
+    )
+    assert (asked, rollout.stop) == (2, StopReason.done)
 
 
 async def test_state(chat: ChatFormat) -> None:

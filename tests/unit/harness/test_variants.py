@@ -17,7 +17,7 @@ def test_the_harnesses() -> None:
     asking = {n: variants.get(n).checks_on_done for n in variants.names() if variants.get(n).checks_on_done}
     assert asking == {"retry": 2, "reflect": 2}
     assert all(variants.get(n).failed_check for n in asking)
-    with pytest.raises(ConfigError, match="valid: react, fewshot, guided, retry, terminus_json"):
+    with pytest.raises(ConfigError, match="valid: react, thinking, fewshot, guided, retry, terminus_json"):
         variants.get("raect")
 
 
