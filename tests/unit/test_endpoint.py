@@ -47,6 +47,10 @@ async def test_ids_in_ids_and_logprobs_out() -> None:
         ({"choices": [{"text": "ls"}]}, "valid: a server with return_token_ids"),
         ({"choices": [{"token_ids": None, "logprobs": {"token_logprobs": []}}]}, "no token ids"),
         ({"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": []}}]}, "no token ids"),
+        ({"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [None]}}]}, "no token ids"),
+        ({"choices": [{"token_ids": ["x"], "logprobs": {"token_logprobs": [-0.1]}}]}, "no token ids"),
+        (httpx.Response(200, text='{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}}]}'), "not finite"),
+        (httpx.Response(200, text="<html>busy</html>"), "is no JSON: '<html>busy"),
     ],
 )
 async def test_each_fault_is_named(answer: Any, message: str) -> None:  # Any: of whichever kind
@@ -64,6 +68,11 @@ async def test_what_is_sent() -> None:
     assert (body["url"], body["key"], body["model"], body["prompt"]) == ("http://here/v1/completions", "Bearer k", "m", [1, 2])
     assert (body["temperature"], body["top_p"], body["max_tokens"], body["seed"]) == (0.5, 0.9, 7, 3)
     assert body["return_token_ids"] is True
+    # A server takes what is not said from the model's own generation_config: these would change what is sampled.
+    assert (body["top_k"], body["min_p"], body["repetition_penalty"]) == (-1, 0.0, 1.0)
+    assert "stop_token_ids" not in body
+    await generator.generate([1], SamplingParams(stop_ids=(9,)))
+    assert asked[1]["stop_token_ids"] == [9]
     with pytest.raises(WeightsError, match="cannot be updated"):
         await generator.pull(WeightsVersion("w", 1, "c"))
     await generator.close()
