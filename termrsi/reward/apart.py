@@ -99,10 +99,16 @@ async def collect(sandbox: Sandbox, hooks: tuple[Hook, ...]) -> None:
     if hooks:
         await sandbox.run(f"mkdir -p {ARTIFACTS}; chmod 777 {ARTIFACTS}")
     for hook in hooks:
-        command = f"bash -c {shlex.quote(hook.command)} < /dev/null"
-        if hook.user not in (None, "root", "0"):
-            command = f"su -s /bin/bash {shlex.quote(str(hook.user))} -c {shlex.quote(hook.command)} < /dev/null"
-        await sandbox.run(f"( {command} )", hook.timeout_s)
+        await sandbox.run(f"( bash -c {shlex.quote(as_user(hook.user, hook.command))} < /dev/null )", hook.timeout_s)
+
+
+def as_user(user: str | None, command: str) -> str:
+    """A command of bash that runs another as a user, by name or by number; None is root."""
+    if user in (None, "root", "0"):
+        return command
+    if str(user).isdigit():  # who has a number need not have a name
+        return f"setpriv --reuid={user} --regid={user} --clear-groups -- /bin/bash -c {shlex.quote(command)}"
+    return f"su -s /bin/bash {shlex.quote(str(user))} -c {shlex.quote(command)}"
 
 
 async def carry(source: Sandbox, target: Sandbox, task: TaskSpec, artifacts: tuple[Artifact, ...]) -> None:

@@ -66,13 +66,16 @@ def opened(root: Path | str) -> Kit:
 
 
 def requirements(task: Path) -> tuple[str, ...] | None:
-    """What a task's test scripts install, those of its steps too, sorted, with pytest where they name none; None if they fetch
-    neither packages nor uv."""
+    """What a task's test scripts install, those of its steps and those that they name too, sorted, with pytest where they name
+    none; None if they fetch neither packages nor uv."""
     scripts = [path for name in SCRIPTS if (path := task / name).is_file()][:1] + sorted(task.glob("steps/*/tests/test.sh"))
+    others = [path for place in ("tests", "steps/*/tests") for path in sorted(task.glob(f"{place}/**/*.sh")) if path.is_file()]
     found: dict[str, str] = {}
     installs = False
-    for script in scripts:
-        for command in _commands(script.read_text(encoding="utf-8", errors="replace")):
+    for script in scripts:  # grows meanwhile
+        text = script.read_text(encoding="utf-8", errors="replace")
+        scripts += [path for path in others if path not in scripts and path.name in text]
+        for command in _commands(text):
             asked = _asked(command, script.parent)
             installs = installs or asked is not None
             for one in asked or ():

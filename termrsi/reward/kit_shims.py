@@ -37,6 +37,15 @@ INSTALLER = """mkdir -p "$HOME/.local/bin"
 printf 'export PATH="{bin}:$PATH"\\n' > "$HOME/.local/bin/env"
 for name in uv uvx; do ln -sf "{bin}/$name" "$HOME/.local/bin/$name"; done
 """
+# The image's pip, which the kit's `pip` would hide; the kit's packages stay importable for a build.
+_IMAGES_PIP = """import runpy, sys
+kit = sys.path.pop(sys.path.index(next(p for p in sys.path if p.endswith('/site'))))
+sys.modules.pop('pip', None)
+import pip
+sys.path.append(kit)
+sys.argv[0] = 'pip'
+runpy.run_module('pip', run_name='__main__')
+"""
 ACTIVATE = 'export PATH="{bin}:$PATH"\ndeactivate() {{ :; }}\n'
 
 
@@ -99,8 +108,7 @@ def words_of(arguments: list[str]) -> tuple[list[str], list[str]]:
 def pip(arguments: list[str]) -> int:
     words, listed = words_of(arguments)
     if words[:1] in (["install"], ["download"]):
-        packages = [word for word in words[1:] if word not in (".", "./")]
-        return told([*packages, *listed], "pip")
+        return told([*packages_of(words[1:]), *listed], "pip") or projects(words[1:])
     if words[:1] in (["list"], ["freeze"]):
         sys.stdout.write((HOME / "provided.txt").read_text())
         return 0
@@ -111,11 +119,37 @@ def pip(arguments: list[str]) -> int:
     return 1
 
 
+def packages_of(words: list[str]) -> list[str]:
+    return [word for word in words if not is_project(word)]
+
+
+def is_project(word: str) -> bool:
+    """A directory to install, as pip takes it: `.`, `./x[extra]`, `/app`."""
+    return word.startswith((".", "/"))
+
+
+def projects(words: list[str]) -> int:
+    """Installs directories with the image's own pip, and with what is there: 0 if all could be."""
+    for word in words:
+        if is_project(word):
+            here = {**os.environ, "PATH": others_path(), "PYTHONPATH": str(HOME / "site")}
+            argv = ["python3", "-c", _IMAGES_PIP, "install", "--no-index", "--no-deps", "--no-build-isolation", word]
+            if code := subprocess.run(argv, env={**here, "PIP_BREAK_SYSTEM_PACKAGES": "1"}, check=False).returncode:
+                sys.stderr.write(f"pip: {word} could not be installed with what is in the image: no network\n")
+                return code
+    return 0
+
+
+def others_path() -> str:
+    """PATH without the kit's own programs."""
+    return ":".join(p for p in os.environ.get("PATH", "").split(":") if Path(p).resolve() != HOME / "bin")
+
+
 def uv(arguments: list[str]) -> int:
     words, listed = words_of(arguments)
     match words:
         case ["pip", "install", *packages]:
-            return told([*[p for p in packages if p not in (".", "./")], *listed], "uv")
+            return told([*packages_of(packages), *listed], "uv") or projects(packages)
         case ["add", *packages] | ["tool", "install", *packages]:
             return told([*packages, *listed], "uv")
         case ["venv", *places]:
@@ -187,7 +221,7 @@ def fetch(name: str, arguments: list[str]) -> int:
         else:
             sys.stdout.write(text)
         return 0
-    real = shutil.which(name, path=":".join(p for p in os.environ.get("PATH", "").split(":") if Path(p).resolve() != HOME / "bin"))
+    real = shutil.which(name, path=others_path())
     if real is not None:
         return subprocess.run([real, *arguments], check=False).returncode
     sys.stderr.write(f"{name}: no network, and the verification kit has nothing of {' '.join(arguments)}\n")

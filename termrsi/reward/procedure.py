@@ -150,8 +150,7 @@ async def _run(sandbox: Sandbox, task: TaskSpec, suite: Suite) -> None:
     # The script is executed, not sourced, so that its own shebang counts; its exit code does not.
     offline = f"export PATH={kit.PLACE}/bin:$PATH PYTHONPATH={kit.PLACE}/site; " if suite.kit else ""
     inner = f"{offline}{script} > {LOGS}/{reports.STDOUT} 2>&1; echo {FINISHED}"
-    if suite.user not in (None, "root", "0"):
-        inner = f"su -s /bin/bash {shlex.quote(str(suite.user))} -c {shlex.quote(inner)}"
+    inner = apart.as_user(suite.user, inner)
     settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in suite.env.items())
     place = suite.workdir
     command = (

@@ -30,12 +30,14 @@ WAYS = {
     "python -m pip": f"python3 -m pip install --quiet pytest==8.4.1 pytest-json-ctrf==0.3.5\npython3 -m pytest {CTRF}\n",
     "uv pip": f"{UV}uv venv .tbench\nsource .tbench/bin/activate\nuv pip install {' '.join(PINS)}\npytest {CTRF}\n",
     "uv add": f"{UV}uv init\nuv add pytest==8.4.1 pytest-json-ctrf\nuv run pytest {CTRF}\n",
+    "a script beside it": f"source /tests/prepare.sh\npytest {CTRF}\n",
     "requirements": f"pip3 install -r /tests/requirements.txt\npython3 -m pytest {CTRF}\n",
 }
 
 
 def task(root: Path, way: str) -> TaskSpec:
     files = {"tests/test.sh": f"#!/bin/bash\n{way}{EPILOGUE}", "tests/test_outputs.py": CHECKS, "instruction.md": "Do it."}
+    files |= {"tests/prepare.sh": "pip install pytest==8.4.1 pytest-json-ctrf==0.3.5\n"} if "prepare.sh" in way else {}
     files |= {"tests/requirements.txt": "pytest==8.4.1\npytest-json-ctrf==0.3.5\n", "task.toml": "[verifier]\ntimeout_sec = 60\n"}
     files |= {"environment/Dockerfile": "FROM python:3.13-slim\nWORKDIR /app\n", "solution/solve.sh": "touch /app/done\n"}
     for name, text in files.items():

@@ -54,6 +54,18 @@ def test_what_a_script_asks_for(tmp_path: Path, text: str, found: tuple[str, ...
     assert kit.requirements(task) == tuple(sorted([*found, *(one for one in kit.ALWAYS if kit_shims.key_of(one)[0] not in named)]))
 
 
+def test_a_script_that_another_runs_is_read_too(tmp_path: Path) -> None:
+    task = script(tmp_path, "source $TEST_DIR/setup.sh\nbash /tests/lib/more.sh\n")
+    for name, text in (
+        ("setup.sh", "pip install rich\n"),
+        ("lib/more.sh", "pip install click\n"),
+        ("unused.sh", "pip install flask\n"),
+    ):
+        (task / "tests" / name).parent.mkdir(exist_ok=True)
+        (task / "tests" / name).write_text(text)
+    assert kit.requirements(task) == tuple(sorted(["click", "rich", *kit.ALWAYS]))
+
+
 def test_a_task_without_a_script_asks_for_nothing(tmp_path: Path) -> None:
     assert kit.requirements(tmp_path) is None
 
@@ -113,6 +125,8 @@ def sh(part: Path, command: str) -> tuple[int, str]:
         ("pip install 'pytest==8.4.1; python_version > \"3\"' --timeout 5", 0, ""),
         ("pip3 install requests", 1, "lacks requests"),
         ("echo 'scipy' > r.txt; pip install -r r.txt", 1, "lacks scipy"),
+        ("mkdir p; pip install pytest ./p", 1, "./p could not be installed with what is in the image"),
+        ("mkdir p; uv pip install ./p", 1, "could not be installed"),
         ("pip list", 0, "pytest==8.4.1"),
         ("pip wheel x", 1, "not something"),
         ("apt-get update && apt-get install -y curl ca-certificates bash", 0, ""),
@@ -125,3 +139,31 @@ def sh(part: Path, command: str) -> tuple[int, str]:
 def test_stand_ins(part: Path, command: str, code: int, said: str) -> None:
     found, output = sh(part, command)
     assert (found, said in output) == (code, True), output
+
+
+BACKEND = """import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    info = "mine-1.0.dist-info"
+    with zipfile.ZipFile(f"{folder}/mine-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("mine.py", "print('mine')")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: mine\\nVersion: 1.0\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return "mine-1.0-py3-none-any.whl"
+"""
+
+
+def test_a_project_is_installed_by_the_images_own_pip(part: Path) -> None:
+    """Without a network, if all that its build needs is there."""
+    (part / "site" / "pip").mkdir(parents=True)
+    (part / "site" / "pip" / "__init__.py").write_text("")
+    project = part.parent / "home" / "project"
+    project.mkdir(parents=True)
+    (project / "backend.py").write_text(BACKEND)
+    (project / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+    code, output = sh(
+        part,
+        "python3 -m venv v && PATH=${PATH%%:*}:$PWD/v/bin:${PATH#*:} && pip install ./project && v/bin/python -c 'import mine'",
+    )
+    assert (code, "mine" in output) == (0, True), output
