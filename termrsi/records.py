@@ -182,6 +182,7 @@ class Limits:
     max_context_tokens: int = 2048  # prompt and completions of one episode
     command_timeout_s: float = 30.0
     wall_s: float = 600.0
+    task_time: float = 0.0  # times the time that a task gives its agent is a bound too; 0: it is none
     max_format_errors: int = 3
     observation_chars: int = 2000
 

@@ -157,12 +157,14 @@ class LimitsConfig:
     max_context_tokens: int = 1024
     command_timeout_s: float = 10.0
     wall_s: float = 300.0
+    task_time: float = 0.0  # times a task's own agent.timeout_sec; 0: that bounds nothing, for it is meant for other machines
     max_format_errors: int = 2
     observation_chars: int = 400
 
     def __post_init__(self) -> None:
         _at_least("limits", 1, max_turns=self.max_turns, max_context_tokens=self.max_context_tokens)
         _at_least("limits", 40, observation_chars=self.observation_chars)
+        _at_least("limits", 0, task_time=self.task_time)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -98,7 +98,8 @@ class Episode:
 
     def _limit(self, elapsed_s: float) -> StopReason | None:
         limits = self.spec.limits
-        if elapsed_s > limits.wall_s:
+        own = limits.task_time * (self.spec.task.agent_timeout_s or 0.0)
+        if elapsed_s > min(limits.wall_s, own or limits.wall_s):
             return StopReason.time_limit
         if len(self._turns) >= limits.max_turns:
             return StopReason.turn_limit

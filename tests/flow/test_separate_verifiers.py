@@ -1,5 +1,6 @@
 """Verifiers in a container of their own, on real sandboxes: what crosses over, what does not, and what a forger gets."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -121,3 +122,15 @@ async def test_an_environment_that_is_not_healthy_is_the_tasks_fault(tmp_path: P
     files["environment/Dockerfile"] += "RUN touch /app/ready\n"
     box = await pool.lease(written(tmp_path / "task", files))
     await pool.release(box)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a user's sandbox knows no other user")
+@pytest.mark.parametrize(("user", "number"), [("1234", 1234), ('"nobody"', 65534), ("0", 0)])
+async def test_tests_and_hooks_run_as_the_user_that_they_ask_for(tmp_path: Path, pool: HostPool, user: str, number: int) -> None:
+    """By number, too, where nobody has that name."""
+    test = f"[ $(id -u)$(cat /app/who) = {number}{number} ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt"
+    hook = f'[[verifier.collect]]\ncommand = "id -u > /app/who"\nuser = {user}\n'
+    config = f'[environment]\nworkdir = "/app"\n[verifier]\nuser = {user}\n{hook}'
+    files = {**FILES, "tests/test.sh": f"#!/bin/bash\n{test}\n", "task.toml": config}
+    task = written(tmp_path / "task", files)
+    assert (await judged(pool, task, "touch /app/who; chmod 666 /app/who")).strict

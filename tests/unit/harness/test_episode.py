@@ -169,6 +169,13 @@ async def test_each_call_draws_from_its_own_stream(chat: ChatFormat) -> None:
     assert [p.seed for p in script.asked] == [None, None]
 
 
+@pytest.mark.parametrize(("times", "own", "ends"), [(0.0, 1e-9, False), (1.0, 1e-9, True), (1.0, None, False), (1e12, 1e-9, False)])
+async def test_the_tasks_own_time_bounds_it_if_asked_for(chat: ChatFormat, times: float, own: float | None, ends: bool) -> None:
+    late = replace(spec(limits=replace(LIMITS, task_time=times)), task=replace(TASK, agent_timeout_s=own))
+    rollout, _ = await play(chat, ["DONE"], late)
+    assert (rollout.stop is StopReason.time_limit) is ends
+
+
 @pytest.mark.parametrize(
     ("limits", "stop"),
     [
