@@ -1,6 +1,7 @@
 """What a task's author wants to be there, and to answer, before an agent begins: as Harbor 0.26 does it after a start."""
 
 import asyncio
+import os
 import shlex
 import time
 from pathlib import Path
@@ -10,6 +11,23 @@ from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, Healthcheck
 
 IMAGE_FILES = ("Dockerfile", "docker-compose.yaml")
+
+
+def workdir_of(environment: EnvironmentSpec) -> str | None:
+    """Where a shell starts, as far as files tell: the task's own word, else the WORKDIR that its Dockerfile ends with."""
+    if environment.workdir or not environment.context:  # an image that is made elsewhere knows its own
+        return environment.workdir
+    dockerfile = Path(environment.context) / "Dockerfile"
+    if not dockerfile.is_file():
+        return None
+    place: str | None = None
+    for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            place = None
+        elif word.upper() == "WORKDIR" and "$" not in rest:
+            place = os.path.normpath(os.path.join(place or "/", rest.strip().strip("\"'")))  # noqa: PTH118 - a path inside
+    return place
 
 
 async def furnish(sandbox: Sandbox, environment: EnvironmentSpec) -> None:

@@ -13,6 +13,11 @@ def cache_dir() -> Path:
     return Path(home)
 
 
+def in_words(value: object) -> str:
+    """A variable that an author wrote without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def from_host(value: str) -> str | None:
     """`${VAR}` and `${VAR:-default}`, where they are the whole value, come from this machine, as in Harbor; None: VAR is unset."""
     match = _TEMPLATE.match(value)

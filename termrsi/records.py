@@ -239,8 +239,13 @@ class Rollout:
     wall_s: float = 0.0
     attempt: int = 1  # 2 and more: earlier attempts were lost to a machine fault
     step: str = ""  # of a task of several: the last that was begun
-    step_chunk: int = 0  # the index of that step's first chunk
+    step_starts: tuple[int, ...] = ()  # the index of the first chunk of each of its steps that was begun
     cases: dict[str, int] = field(default_factory=dict)  # how each later prompt matched what was recorded (`render.Case`)
+
+    @property
+    def step_chunk(self) -> int:
+        """The index of the last step's first chunk."""
+        return self.step_starts[-1] if self.step_starts else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +261,7 @@ class Verdict:
     duration_s: float = 0.0
     replaced: tuple[str, ...] = ()  # what the agent replaced of what a verifier runs through (`watched`)
     log: str = ""  # the end of what the tests printed
+    parts: tuple["Verdict", ...] = ()  # of a task of several steps: those of the steps verified, in order
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from termrsi.stages.base import Splits
 
 Say = Callable[[str], None]
 
+NOTES = 20  # told at the start of a run
+
 
 async def preflight(config: Config, run_dir: Path) -> None:
     """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no disk, no namespaces."""
@@ -216,6 +218,10 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
                 found.append(task)
         for refused in result.skipped:
             say(f"refused {refused.path}: {refused.reason}")
+        for note in result.notes[:NOTES]:
+            say(f"note: {note}")
+        if len(result.notes) > NOTES:
+            say(f"{len(result.notes) - NOTES} more notes: termrsi tasks list {folder}")
     if not found:
         raise ConfigError("no task could be loaded", c.path, "termrsi tasks list PATH says why")
     parted = split(found, seed=config.seed)

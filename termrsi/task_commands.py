@@ -201,7 +201,7 @@ def _kit(result: LoadResult, options: Options) -> int:
 def _check(found: tuple[TaskSpec, ...], options: Options) -> int:
     """Solution and empty submission of each task, as often as asked; non-zero if one is unfit."""
     outcomes = asyncio.run(_run_all(found, options))
-    table = Table("task", "solution passes", "empty passes", "checks", "")
+    table = Table("task", f"solution pass@{options.attempts}", f"empty pass@{options.attempts}", "checks", "")
     for one in outcomes:
         solved, empty = (f"{sum(v.strict for v in runs)}/{len(runs)}" for runs in (one.solved, one.empty))
         table.add_row(one.task.id, solved, empty, str(one.checks), "" if one.fit else "unfit")

@@ -11,7 +11,24 @@ from pathlib import PurePosixPath
 
 SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 PROGRAMS = (
-    *("bash", "sh", "dash", "env", "timeout", "su", "python3", "python", "awk", "grep", "sed", "find", "xargs", "diff", "cmp"),
+    *(
+        "bash",
+        "sh",
+        "dash",
+        "env",
+        "timeout",
+        "su",
+        "setpriv",
+        "python3",
+        "python",
+        "awk",
+        "grep",
+        "sed",
+        "find",
+        "xargs",
+        "diff",
+        "cmp",
+    ),
     *("cat", "chmod", "cp", "cut", "date", "false", "head", "id", "ls", "mkdir", "mv", "printf", "pwd", "readlink", "rm"),
     *("seq", "sha256sum", "sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uniq", "wc"),
 )

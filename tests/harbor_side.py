@@ -35,10 +35,19 @@ def fields(path: str) -> dict[str, object]:
         "env": environment.env,
         "build_timeout": environment.build_timeout_sec,
         "network": (config.agent.network_mode or environment.network_mode).value == "public",  # the agent's own goes first
-        "steps": [[step.name, step.agent.timeout_sec, step.min_reward] for step in config.steps or []],
+        "steps": [
+            [step.name, step.agent.timeout_sec, step.min_reward, task.step_instruction(step.name)] for step in config.steps or []
+        ],
+        "step_verifiers": [[step.verifier.timeout_sec, health(step.healthcheck)] for step in config.steps or []],
+        "healthcheck": health(environment.healthcheck),
         "last_step_counts": config.multi_step_reward_strategy is not None and config.multi_step_reward_strategy.value == "final",
         "solution_env": config.solution.env,
     }
+
+
+def health(check: object) -> dict[str, object] | None:
+    """Under our names of its fields."""
+    return None if check is None else {name.replace("_sec", "_s"): value for name, value in vars(check).items()}
 
 
 def refused(path: str) -> dict[str, str]:
@@ -57,12 +66,16 @@ def trial(path: Path) -> str:
     valid = result.verifier_result is not None
     if result.reward_valid is not valid:
         raise AssertionError(f"{path}: reward_valid is {result.reward_valid}")
-    file = path / "agent" / "trajectory.json"
-    if file.is_file():
+    for file in [path / "agent" / "trajectory.json", *sorted(path.glob("steps/*/agent/trajectory.json"))]:
+        if not file.is_file():
+            continue
         trajectory = Trajectory.model_validate_json(file.read_text())
         calls = [step for step in trajectory.steps if step.source == "agent"]
         if not all(len(step.metrics.completion_token_ids) == len(step.metrics.logprobs) > 0 for step in calls):
             raise AssertionError(f"{path}: tokens without log-probabilities")
+    for step in result.step_results or []:
+        if not (path / "steps" / step.step_name / "verifier" / "reward.txt").is_file():
+            raise AssertionError(f"{path}: nothing of its step {step.step_name}")
     return result.trial_name
 
 

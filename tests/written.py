@@ -5,7 +5,22 @@ from dataclasses import dataclass
 
 from termrsi.fakes import FakeTokenizer
 from termrsi.harness.render import ChatFormat
-from termrsi.records import Completion, SamplingParams, WeightsVersion
+from termrsi.records import (
+    Chunk,
+    Completion,
+    EnvironmentSpec,
+    EpisodeSpec,
+    Limits,
+    Rollout,
+    SamplingParams,
+    ScoredRollout,
+    StepSpec,
+    StopReason,
+    TaskSpec,
+    Turn,
+    Verdict,
+    WeightsVersion,
+)
 
 CHAT = ChatFormat(FakeTokenizer())
 
@@ -39,3 +54,31 @@ class Answering(Written):
 
 def bash(command: str) -> str:
     return f"```bash\n{command}\n```"
+
+
+def two_steps(path: str) -> tuple[EpisodeSpec, ScoredRollout]:
+    """An episode of a task of two steps, one call in the first and two in the second, and its result."""
+    steps = (StepSpec("one", "Do it."), StepSpec("two", "Do more."))
+    task = TaskSpec("org/steps", "f", "Do it.\n\nDo more.", path, EnvironmentSpec(), steps=steps)
+    chunks = (
+        Chunk((1, 2, 3), (0, 0, 1), (0, 0, 0), (-0.1,)),
+        Chunk((1, 4, 5, 9, 6), (0, 1, 1, 0, 1), (1, 1, 1, 1, 2), (-0.1, -0.2, -0.3)),
+    )
+    turns = tuple(Turn(text, None, "") for text in ("a", "b", "DONE"))
+    parts = (Verdict(True, 1.0, ("c",), log="fine\n"), Verdict(False, 0.25, (), ("d",)))
+    verdict = Verdict(False, 0.625, ("one: c",), ("two: d",), parts=parts)
+    rollout = Rollout(
+        "e",
+        "g",
+        task.id,
+        "f",
+        "react",
+        chunks,
+        turns,
+        StopReason.done,
+        prompt_tokens=7,
+        completion_tokens=4,
+        step="two",
+        step_starts=(0, 1),
+    )
+    return EpisodeSpec("e", "g", task, "react", SamplingParams(), Limits()), ScoredRollout(rollout, verdict)

@@ -1,6 +1,7 @@
 """What a reply asks for, whichever harness it was written in. A bad reply is data: a category, and words for the agent."""
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 
@@ -44,14 +45,22 @@ class Action:
         return "\n".join(command.text for command in self.commands) if self.commands else None
 
 
+THINK = "<think>"
+# With one of these an action has begun: a tag behind it is the action's own, as in a command that writes a page.
+_BEGUN = re.compile(r"```|[{]|<(?:tool_call|function|response|commands|keystrokes)\b")
+
+
 def without_thinking(text: str) -> str:
     """What follows the reasoning that a reply begins with; all of it if there is none, or if it is not closed.
 
-    A chat template may have opened it already. Later tags are the reply's own: a command may write them to a file.
+    A reply may lack the opening tag, where only plain text stands before the closing one. Where a chat template opens it,
+    `ChatFormat.reply` says so.
     """
     before, closed, after = text.partition("</think>")
-    opened = before.find("<think>")
-    return after if closed and (opened < 0 or not before[:opened].strip()) else text
+    if not closed:
+        return text
+    opened = before.lstrip().startswith(THINK)
+    return after if opened or not (THINK in before or _BEGUN.search(before)) else text
 
 
 def run(text: str) -> Action:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from termrsi.errors import SandboxSpoiled
+from termrsi.errors import EngineError, SandboxSpoiled
+from termrsi.furnish import workdir_of
 from termrsi.harness import observe, variants
 from termrsi.harness.actions import Action, Command, without_thinking
 from termrsi.harness.render import ChatFormat, Transcript
@@ -111,10 +112,12 @@ class Episode:
         """One generation call and what it causes; a reason ends the episode."""
         started_s = time.monotonic()
         completion = await self._generator.generate(self._transcript.ids, self._sampling(), self.spec.group_id)
+        if not completion.ids:  # not even an end of turn: nothing of the agent's
+            raise EngineError("a completion without a token", "generator")
         generate_s = time.monotonic() - started_s
         self._record(completion)
         text = self._saying = self._chat.decode(completion.ids)
-        action = self._variant.parse(text)
+        action = self._variant.parse(self._chat.reply(text))
         turn = Turn(text, action.command, "", completion_tokens=len(completion.ids), generate_s=generate_s)
         if action.error:
             return self._complain(turn, action, completion)
@@ -198,11 +201,12 @@ class Episode:
             messages = [Message("tool", text) for text in (*told[:-1], observe.together(told[-1:], warnings))]
         else:
             messages = [Message("user", observe.together(told, warnings))]
-        said = without_thinking(turn.text)
-        if self._variant.thinking == "cut" and said != turn.text:  # another history: a chunk of its own
-            before = self._transcript.ids[: len(self._transcript.ids) - len(completion.ids)]
+        reply = self._chat.reply(turn.text)
+        said = without_thinking(reply)
+        if self._variant.thinking == "cut" and said != reply:  # another history: a chunk of its own
+            before = self._chat.unopened(self._transcript.ids[: len(self._transcript.ids) - len(completion.ids)])
             glue = self._chat.bridge(messages, ended=True)
-            self._transcript.next_prompt([*before, *self._chat.encode(said.lstrip("\n")), self._chat.end_of_turn, *glue])
+            self._transcript.next_prompt([*before, *self._chat.plain(said.lstrip("\n")), self._chat.end_of_turn, *glue])
             return
         self._transcript.follow(self._chat.bridge(messages, ended=completion.ids[-1:] == (self._chat.end_of_turn,)))
 
@@ -227,12 +231,12 @@ def first_prompt(spec: EpisodeSpec, chat: ChatFormat) -> list[int]:
     variant = variants.get(spec.harness)
     show_tools = not chat.knows_tools
     tools = [tool.schema() for tool in variant.tools]
+    workdir = workdir_of(spec.task.environment) or WORKDIR
     if spec.recovery is None:
-        workdir = spec.task.environment.workdir or WORKDIR
         messages = variant.messages(spec.task.instruction, spec.guidance, show_tools=show_tools, workdir=workdir)
         return chat.prompt(messages, tools)
     if variant.assisting:
-        return chat.prompt(variant.messages(spec.recovery_prompt, show_tools=show_tools), tools)
+        return chat.prompt(variant.messages(spec.recovery_prompt, show_tools=show_tools, workdir=workdir), tools)
     history = spec.recovery.history_ids
     ended = history[-1:] == (chat.end_of_turn,)
     return [*history, *chat.bridge([Message("user", spec.recovery_prompt)], ended=ended)]

@@ -22,6 +22,7 @@ _REQUIRED = ("analysis", "plan", "commands")
 _KNOWN = {*_REQUIRED, "task_complete"}
 _TRUE = ("true", "1", "yes")
 _KEYS = re.compile(r"<keystrokes(?P<attributes>[^>]*)>(?P<text>.*?)</keystrokes>", re.DOTALL)
+_SAID = re.compile(r"<(analysis|plan|commands)>.*?(?:</\1>|$)", re.DOTALL)  # in which a word is no claim
 _DURATION = re.compile(r"""duration\s*=\s*["']([^"']*)["']""")
 
 
@@ -65,7 +66,10 @@ def parse_xml(text: str) -> Action:
     end = text.find("</response>", begin)
     body = text[begin + len("<response>") : end if end >= 0 else len(text)]
     outside = _KEYS.sub("", body)
-    done = (_tag(outside, "task_complete") or "").strip().lower() in _TRUE
+    if "<keystrokes" in outside and "</commands>" not in body:  # cut off in a command: what stands in it is no claim
+        return refuse(FormatError.unclosed_block, "A <keystrokes> was not closed. End each with </keystrokes>.")
+    apart = _SAID.sub("", outside)
+    done = (_tag(apart, "task_complete") or "").strip().lower() in _TRUE
     commands_at = body.find("<commands>")
     closed = body.rfind("</commands>")
     if commands_at < 0 and not re.search(r"<commands\s*/>", body):

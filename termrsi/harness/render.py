@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from termrsi.harness.actions import THINK
 from termrsi.records import Chunk, Message
 
 Case = Literal["strict", "normalized", "retokenized", "split"]
@@ -28,8 +29,31 @@ class ChatFormat:
         self._special = tuple(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else ()
         self._knows_system = not template or self._renders([Message("system", "-"), Message("user", "-")])
         self.end_of_turn: int = self._end_of_turn() if template else tokenizer.eos_token_id
+        self._opener = self._thinking_opener() if template else ""
         # Where that is not the end of the text, an engine must be told to stop there.
         self.stop_ids = () if self.end_of_turn == tokenizer.eos_token_id else (self.end_of_turn,)
+
+    def reply(self, text: str) -> str:
+        """What the sampler said, with the opening of the reasoning that the template wrote for it."""
+        return f"{self._opener}{text}" if self._opener and not text.lstrip().startswith(THINK) else text
+
+    def unopened(self, prompt_ids: Sequence[int]) -> list[int]:
+        """A prompt without that opening: as a history has it in which the reasoning is not shown."""
+        opener = self.encode(self._opener) if self._opener else []
+        ids = list(prompt_ids)
+        return ids[: len(ids) - len(opener)] if opener and ids[-len(opener) :] == opener else ids
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of text that may hold the template's special tokens, which are only text there."""
+        if any(token in text for token in self._special):
+            return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return self.encode(text)
+
+    def _thinking_opener(self) -> str:
+        """What the template writes of the assistant's next turn from a <think> on, if it ends with that."""
+        begun = self._apply([Message("user", "-")], ())
+        at = begun.rfind(THINK)
+        return begun[at:] if at >= 0 and not begun[at + len(THINK) :].strip() else ""
 
     def _renders(self, messages: Sequence[Message]) -> bool:
         from jinja2 import TemplateError  # what a template raises of roles that it does not know
@@ -88,11 +112,7 @@ class ChatFormat:
         ids: list[int] = []
         for piece in re.split("(" + "|".join(map(re.escape, held)) + ")", text) if held else [text]:
             plain = piece in held
-            ids += (
-                self.tokenizer.encode(held[piece], add_special_tokens=False, split_special_tokens=True)
-                if plain
-                else self.encode(piece)
-            )
+            ids += self.plain(held[piece]) if plain else self.encode(piece)
         return ids
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, begins: bool = True) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import accumulate
 
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.harness import variants
@@ -161,7 +162,7 @@ def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:
         sandbox_s=sum(one.sandbox_s for one in rollouts),
         wall_s=sum(one.wall_s for one in rollouts),
         step=task.steps[len(parts) - 1].name,
-        step_chunk=len(chunks) - len(last.chunks),
+        step_starts=tuple(accumulate((len(one.chunks) for one in rollouts[:-1]), initial=0)),
         cases=dict(sum((Counter(one.cases) for one in rollouts), Counter())),
     )
     return ScoredRollout(whole, steps.judged(task, [part.verdict for part in parts]))

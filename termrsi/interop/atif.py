@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from termrsi import __version__
+from termrsi.furnish import workdir_of
 from termrsi.harness import variants
-from termrsi.harness.variants import WORKDIR
+from termrsi.harness.actions import Command
+from termrsi.harness.variants import WORKDIR, Machine, Variant
 from termrsi.records import Chunk, EpisodeSpec, Rollout, Turn
 
 SCHEMA = "ATIF-v1.7"
@@ -27,14 +29,14 @@ def trajectory(spec: EpisodeSpec, rollout: Rollout, *, model: str = "") -> Json:
     variant = variants.get(spec.harness)
     told = spec.recovery_prompt if spec.recovery else spec.task.instruction
     messages = variant.messages(
-        told, "" if spec.recovery else spec.guidance, show_tools=True, workdir=spec.task.environment.workdir or WORKDIR
+        told, "" if spec.recovery else spec.guidance, show_tools=True, workdir=workdir_of(spec.task.environment) or WORKDIR
     )
     steps: list[Json] = [{"source": message.role, "message": message.content} for message in messages if message.role == "system"][
         :1
     ]
     steps.append({"source": "user", "message": messages[-1].content})
     for number, (turn, call) in enumerate(zip(rollout.turns, calls, strict=True), 1):
-        steps.append(_step(number, turn, call, model))
+        steps.append(_step(number, turn, call, model, variant))
     agent: Json = {"name": f"termrsi-{spec.harness}", "version": __version__}
     if variant.tools:
         agent["tool_definitions"] = [tool.schema() for tool in variant.tools]
@@ -77,7 +79,20 @@ def tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[list[int], list[int], list
             at = end
 
 
-def _step(number: int, turn: Turn, call: tuple[list[int], list[int], list[float]], model: str) -> Json:
+def _calls(turn: Turn, variant: Variant) -> list[Json]:
+    """Each command of a turn as a call of a tool: under that tool's name or, where keys are typed, as Terminus-2 tells it."""
+    if turn.command is None:
+        return []
+    name = variant.tools[0].name if variant.tools else "bash_command"
+    commands = variant.parse(turn.text).commands or (Command(turn.command),)
+    if variant.machine is Machine.terminal:
+        given = [{"keystrokes": one.text, "duration": 1.0 if one.wait_s is None else one.wait_s} for one in commands]
+    else:
+        given = [{"command": one.text} | ({} if one.wait_s is None else {"timeout": one.wait_s}) for one in commands]
+    return [{"function_name": name, "arguments": arguments} for arguments in given]
+
+
+def _step(number: int, turn: Turn, call: tuple[list[int], list[int], list[float]], model: str, variant: Variant) -> Json:
     prompt_ids, completion_ids, logprobs = call
     step: Json = {
         "source": "agent",
@@ -95,10 +110,9 @@ def _step(number: int, turn: Turn, call: tuple[list[int], list[int], list[float]
     if model:
         step["model_name"] = model
     result: Json = {"content": turn.observation}
-    if turn.command is not None:
-        name = f"call_{number}"
-        step["tool_calls"] = [{"tool_call_id": name, "function_name": "bash_command", "arguments": {"command": turn.command}}]
-        result["source_call_id"] = name
+    if made := _calls(turn, variant):
+        step["tool_calls"] = [{"tool_call_id": f"call_{number}_{at}", **one} for at, one in enumerate(made, 1)]
+        result["source_call_id"] = step["tool_calls"][-1]["tool_call_id"]  # all of them have one observation
     if turn.observation or turn.command is not None:
         step["observation"] = {"results": [result]}
     if turn.format_error:

@@ -30,6 +30,7 @@ from termrsi.interop.endpoint import EndpointGenerator
 from termrsi.places import cache_dir
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, EnvironmentSpec, EpisodeSpec, Limits, Rollout, SamplingParams, Snapshot, TaskSpec
+from termrsi.reward.apart import as_user
 from termrsi.sandbox import image, layers
 from termrsi.sandbox.local import LocalOptions, LocalSandbox
 
@@ -261,8 +262,7 @@ class Environment(BaseEnvironment):
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in (self._merge_env(env) or {}).items())
         inner = f"env {settings} /bin/bash -c {shlex.quote(command)}"
         who = self._resolve_user(user)
-        if who not in (None, "root", "0", 0):
-            inner = f"su -s /bin/bash {shlex.quote(str(who))} -c {shlex.quote(inner)}"
+        inner = as_user(None if who is None else str(who), inner)
         box = self._started()
         result = await box.run(f"( {f'cd {shlex.quote(place)}; ' if place else ''}{inner} )", timeout_sec)
         return ExecResult(stdout=result.output, stderr=None, return_code=result.exit_code)

@@ -5,6 +5,7 @@
     DIR/<task[:32]>__<7>/agent/trajectory.json          ATIF
     DIR/<task[:32]>__<7>/verifier/reward.txt, ctrf.json, test-stdout.txt
     DIR/<task[:32]>__<7>/artifacts/manifest.json
+    DIR/<task[:32]>__<7>/steps/<step>/agent, verifier   of a task of several steps, in place of the two above
 
 A dropped episode has an exception and no reward: it is no 0.
 """
@@ -14,9 +15,11 @@ import functools
 import hashlib
 import re
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from termrsi.interop import atif
 from termrsi.interop.jobs import Job, job_id
 from termrsi.ports import Rollouts
 from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, Verdict
+from termrsi.reward import apart, steps
 
 Json = dict[str, Any]  # Any: JSON
 _SPACE = uuid.UUID("5f1c2f0a-93c4-4a37-9d6d-0b6f3d3f7a10")  # of our names, so that the same episode has the same id
@@ -58,17 +62,75 @@ class RecordedRollouts:
 def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> tuple[Path, Json]:
     """One trial directory, and its result. `result.json` comes last: a directory without one is half-written."""
     trial = directory / _name(spec)
-    for name in ("agent", "verifier", "artifacts"):
-        (trial / name).mkdir(parents=True, exist_ok=True)
     config = _config(spec, trial, model)
+    (trial / "artifacts").mkdir(parents=True, exist_ok=True)
     atif.dump(trial / "config.json", config)
     atif.dump(trial / "artifacts" / "manifest.json", [])
-    if isinstance(result, ScoredRollout):
-        atif.dump(trial / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
-        _verifier(trial / "verifier", result.verdict)
     said = _result(spec, result, trial, config, model)
+    if isinstance(result, ScoredRollout) and spec.task.steps:
+        said["step_results"] = []
+        for step, part in _steps(spec, result):
+            _recorded(trial / "steps" / step.task.step, step, part, model)
+            said["step_results"].append(_step_result(step.task.step, part))
+    else:
+        _recorded(trial, spec, result, model)
     atif.dump(trial / "result.json", said)
     return trial, said
+
+
+def _recorded(place: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, model: str) -> None:
+    """What the agent did, and what the verifier found."""
+    for name in ("agent", "verifier"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    if isinstance(result, ScoredRollout):
+        atif.dump(place / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
+        _verifier(place / "verifier", result.verdict)
+
+
+def _steps(spec: EpisodeSpec, result: ScoredRollout) -> Iterator[tuple[EpisodeSpec, ScoredRollout]]:
+    """Each step that was verified, as an episode of its own: its calls and turns, its tokens, its verdict."""
+    rollout = result.rollout
+    bounds = [*rollout.step_starts, len(rollout.chunks)]
+    turns = iter(rollout.turns)
+    for task, verdict, (start, end) in zip(steps.parts(spec.task), result.verdict.parts, pairwise(bounds), strict=False):
+        chunks = rollout.chunks[start:end]
+        calls = list(atif.tokens(chunks))
+        own = replace(
+            rollout,
+            id=f"{rollout.id}/{task.step}",
+            chunks=chunks,
+            turns=tuple(islice(turns, len(calls))),
+            prompt_tokens=sum(len(prompt) for prompt, _, _ in calls),
+            completion_tokens=sum(len(ids) for _, ids, _ in calls),
+            cached_tokens=0,  # counted for the whole alone
+            step=task.step,
+            step_starts=(),
+        )
+        yield replace(spec, task=task), ScoredRollout(own, verdict)
+
+
+def _step_result(name: str, part: ScoredRollout) -> Json:
+    return {
+        "step_name": name,
+        "agent_result": _agent_result(part.rollout),
+        "verifier_result": {"rewards": {"reward": part.verdict.reward}},
+        "exception_info": None,
+    }
+
+
+def _agent_result(rollout: Rollout) -> Json:
+    return {
+        "n_input_tokens": rollout.prompt_tokens,
+        "n_cache_tokens": rollout.cached_tokens,
+        "n_output_tokens": rollout.completion_tokens,
+        "rollout_details": _details(rollout),
+        "metadata": {
+            "stop": rollout.stop.value,
+            "turns": len(rollout.turns),
+            "attempt": rollout.attempt,
+            "transcript_cases": rollout.cases,
+        },
+    }
 
 
 def _name(spec: EpisodeSpec) -> str:
@@ -110,7 +172,7 @@ def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Pa
             "model_info": {"name": model, "provider": "termrsi"} if model else None,
         },
         "finished_at": end.isoformat(),
-        "verifier_environment_mode": "shared",
+        "verifier_environment_mode": None if spec.task.steps else verifier_mode(spec.task.path),
     }
     if isinstance(result, DroppedRollout):
         said |= {
@@ -128,18 +190,7 @@ def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Pa
         "started_at": begin.isoformat(),
         "agent_execution": {"started_at": begin.isoformat(), "finished_at": between.isoformat()},
         "verifier": {"started_at": between.isoformat(), "finished_at": end.isoformat()},
-        "agent_result": {
-            "n_input_tokens": rollout.prompt_tokens,
-            "n_cache_tokens": rollout.cached_tokens,
-            "n_output_tokens": rollout.completion_tokens,
-            "rollout_details": _details(rollout),
-            "metadata": {
-                "stop": rollout.stop.value,
-                "turns": len(rollout.turns),
-                "attempt": rollout.attempt,
-                "transcript_cases": rollout.cases,
-            },
-        },
+        "agent_result": _agent_result(rollout),
         "verifier_result": {"rewards": {"reward": verdict.reward}},
         "exception_info": None,
         "reward_valid": True,
@@ -180,6 +231,12 @@ def _verifier(folder: Path, verdict: Verdict) -> None:
         summary = {"tests": len(tests), **counts, "pending": 0, "other": 0, "start": 0, "stop": 0}
         tool = {"name": f"termrsi ({verdict.source})", "version": __version__}
         atif.dump(folder / "ctrf.json", {"results": {"tool": tool, "summary": summary, "tests": tests}})
+
+
+@functools.lru_cache(maxsize=4096)
+def verifier_mode(task_path: str) -> str:
+    """Harbor's word for where a task's tests run."""
+    return "separate" if (Path(task_path) / "task.toml").is_file() and apart.is_separate(task_path) else "shared"
 
 
 @functools.lru_cache(maxsize=4096)  # a run has many trials of one task, which does not change meanwhile

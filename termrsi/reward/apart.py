@@ -7,22 +7,28 @@ the tests are put there. Ours: the agent's own sandbox is looked at before, as i
 there is no error; services other than the main one are refused.
 """
 
+import asyncio
+import contextlib
 import fnmatch
 import os
 import re
 import shlex
-import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from termrsi.errors import SandboxError, SandboxSpoiled, TaskError
+from termrsi.errors import SandboxError, TaskError
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, TaskSpec
 
 ARTIFACTS = "/logs/artifacts"
+ANSWER_S = 30.0
+UNSET = " ".join(
+    f"-u {name}" for name in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_LIBRARY_PATH", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+)
 HOOK_TIMEOUT_S = 60.0
 
 # A started sandbox of the second task's environment beside a leased one, closed on exit. Raises SandboxError, TaskError.
@@ -57,15 +63,37 @@ class Apart:
 
 def of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:  # Any: parsed TOML
     """None: the tests run in the agent's container. `data` is the task's configuration. Raises TaskError."""
+    with _understood(task):
+        return _of(task, data)
+
+
+def hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:  # Any: parsed TOML
+    """Of the task, and of the step that this is the task of. Raises TaskError for one of another service."""
+    with _understood(task):
+        return _hooks(task, data)
+
+
+@contextlib.contextmanager
+def _understood(task: TaskSpec) -> Iterator[None]:
+    """What authors write knows no bounds: a value of another kind than it must be is the task's fault."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, TaskError):
+            raise
+        raise TaskError(f"task.toml: its verifier's container cannot be understood: {error}", task.path) from error
+
+
+def _of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:
     own = next((step for step in data.get("steps", []) if task.step and step.get("name") == task.step), {})
     levels = [_table(level, "verifier") for level in (own, data)]
     mode = next((mode for level in levels if (mode := _mode(level)) is not None), "shared")
     if mode != "separate":
         return None
-    given = next((level["environment"] for level in levels if "environment" in level), {})
+    given = next((_table(level, "environment") for level in levels if "environment" in level), {})
     environment = _environment(task, given) if given else replace(task.environment, healthcheck=None)
     environment = replace(environment, network=_network(data, levels))
-    artifacts = tuple(_artifacts([ARTIFACTS, *data.get("artifacts", []), *own.get("artifacts", [])]))
+    artifacts = tuple(_artifacts([ARTIFACTS, *_list(data, "artifacts"), *_list(own, "artifacts")]))
     root = Path(task.path)
     folders = [root / "steps" / task.step / "tests"] if task.step else []
     for level, folder in zip(levels if task.step else levels[1:], [*folders, root / "tests"], strict=True):
@@ -80,11 +108,20 @@ def of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:  # Any: parsed 
     return Apart(replace(environment, docker_image=agents.docker_image, context=agents.context), False, artifacts)
 
 
-def hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:  # Any: parsed TOML
-    """Of the task, and of the step that this is the task of. Raises TaskError for one of another service."""
+def is_separate(path: Path | str) -> bool:
+    """Whether a task of one step has its tests run in a container of their own. Raises TaskError if task.toml cannot be read."""
+    file = Path(path) / "task.toml"
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise TaskError(f"cannot be read: {error}", str(file)) from error
+    return _mode(_table(data, "verifier")) == "separate"
+
+
+def _hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:
     own = next((step for step in data.get("steps", []) if task.step and step.get("name") == task.step), {})
     found = []
-    for one in (one for level in (data, own) for one in _table(level, "verifier").get("collect", [])):
+    for one in (one for level in (data, own) for one in _list(_table(level, "verifier"), "collect")):
         if not isinstance(one, dict) or not isinstance(one.get("command"), str):
             raise TaskError("verifier.collect has an entry without a command", task.path)
         if one.get("service", "main") != "main":
@@ -94,12 +131,17 @@ def hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:  # Any: 
     return tuple(found)
 
 
-async def collect(sandbox: Sandbox, hooks: tuple[Hook, ...]) -> None:
-    """Runs the hooks, whose failure is theirs: what they were to collect is not there then. Raises SandboxError."""
+async def collect(sandbox: Sandbox, hooks: tuple[Hook, ...], place: str | None) -> None:
+    """Runs the hooks in `place`, whose failure is theirs: what they were to collect is not there then. Raises SandboxError.
+
+    By a bash that takes over none of the agent's functions, and without what would send its programs elsewhere.
+    """
     if hooks:
-        await sandbox.run(f"mkdir -p {ARTIFACTS}; chmod 777 {ARTIFACTS}")
+        await sandbox.run(f"/bin/mkdir -p {ARTIFACTS}; /bin/chmod 777 {ARTIFACTS}", HOOK_TIMEOUT_S)
     for hook in hooks:
-        await sandbox.run(f"( bash -c {shlex.quote(as_user(hook.user, hook.command))} < /dev/null )", hook.timeout_s)
+        script = f"cd {shlex.quote(place)} && {{ {hook.command}\n}}" if place else hook.command
+        inner = shlex.quote(as_user(hook.user, script))
+        await sandbox.run(f"/usr/bin/env {UNSET} /bin/bash -p -c {inner} < /dev/null", hook.timeout_s)
 
 
 def as_user(user: str | None, command: str) -> str:
@@ -107,29 +149,63 @@ def as_user(user: str | None, command: str) -> str:
     if user in (None, "root", "0"):
         return command
     if str(user).isdigit():  # who has a number need not have a name
-        return f"setpriv --reuid={user} --regid={user} --clear-groups -- /bin/bash -c {shlex.quote(command)}"
+        home = f'HOME=$(getent passwd {user} | cut -d: -f6); export HOME="${{HOME:-/}}"'
+        return f"{home}; /usr/bin/setpriv --reuid={user} --regid={user} --clear-groups -- /bin/bash -c {shlex.quote(command)}"
     return f"su -s /bin/bash {shlex.quote(str(user))} -c {shlex.quote(command)}"
 
 
-async def carry(source: Sandbox, target: Sandbox, task: TaskSpec, artifacts: tuple[Artifact, ...]) -> None:
-    """Copies what was declared from the agent's sandbox to the same places of the verifier's. Raises SandboxError."""
-    with tempfile.TemporaryDirectory(prefix=f"termrsi-artifacts-{os.getpid()}-") as folder:
-        for number, artifact in enumerate(artifacts):
-            place = PurePosixPath(task.environment.workdir or "/", artifact.source)
-            copy = Path(folder, str(number), place.name or "root")
-            copy.parent.mkdir()
-            try:
-                await source.get(str(place), copy)
-            except SandboxSpoiled:
-                raise
-            except SandboxError:
-                if (await source.run(f"[ -e {shlex.quote(str(place))} ]")).exit_code == 0:
-                    raise
-                continue  # the agent did not make it
-            for path in [*_excluded(copy, artifact.exclude)]:
+async def fetch(
+    source: Sandbox, workdir: str | None, artifacts: tuple[Artifact, ...], folder: Path
+) -> list[tuple[Path, PurePosixPath]]:
+    """Copies of what was declared and is there, in `folder`, and their places. One inside another is part of that, as in Harbor.
+
+    What cannot be copied (a pipe, more than a disk) is not there. Raises SandboxError if the sandbox is lost.
+    """
+    found: list[tuple[Path, PurePosixPath]] = []
+    claimed: list[PurePosixPath] = []
+    for number, artifact in enumerate(artifacts):
+        place = PurePosixPath(os.path.normpath(PurePosixPath(workdir or "/", artifact.source)))
+        if any(place == one or one in place.parents or place in one.parents for one in claimed):
+            continue
+        claimed.append(place)
+        copy = folder / str(number) / (place.name or "root")
+        copy.parent.mkdir()
+        try:
+            await source.get(str(place), copy)
+        except SandboxError:
+            await source.run("true", ANSWER_S)  # raises, if it is the sandbox that is lost
+            continue
+        if await asyncio.to_thread(_trimmed, copy, artifact.exclude):
+            found.append((copy, place))
+    return found
+
+
+async def lay(target: Sandbox, found: list[tuple[Path, PurePosixPath]]) -> None:
+    """Puts them where they were, in place of what is there. Raises SandboxError."""
+    for copy, place in found:
+        where, parent = shlex.quote(str(place)), shlex.quote(str(place.parent))
+        empty = f"[ ! -L {where} ] || rm -f {where}; "
+        if copy.is_dir():
+            empty += f"[ -d {where} ] || rm -rf {where}; mkdir -p {where} && find {where} -mindepth 1 -delete"
+        else:
+            empty += f"rm -rf {where}; mkdir -p {parent}"
+        await target.run(empty)
+        await target.put(copy, str(place))
+
+
+def _trimmed(copy: Path, patterns: tuple[str, ...]) -> bool:
+    """Takes out what is excluded, and links that lead out of the copy; whether something is left."""
+    if copy.is_symlink() or not copy.exists():
+        return False
+    if copy.is_dir():
+        for path in [*_excluded(copy, patterns)] if patterns else []:
+            path.unlink()
+        top = copy.resolve()
+        for path in [path for path in copy.rglob("*") if path.is_symlink()]:
+            target = path.readlink()
+            if target.is_absolute() or not Path(os.path.normpath(path.parent.resolve() / target)).is_relative_to(top):
                 path.unlink()
-            await target.run(f"mkdir -p -- {shlex.quote(str(place if copy.is_dir() else place.parent))}")
-            await target.put(copy, str(place))
+    return True
 
 
 def _excluded(copy: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
@@ -157,7 +233,7 @@ def _artifacts(entries: list[Any]) -> Iterator[Artifact]:
             raise TaskError("artifacts has an entry without a source", "task.toml")
         if table.get("service", "main") != "main":
             raise TaskError(f"artifact {table['source']} of service {table['service']!r}: only main is supported", "task.toml")
-        yield Artifact(table["source"], tuple(str(pattern) for pattern in table.get("exclude", [])))
+        yield Artifact(table["source"], tuple(str(pattern) for pattern in _list(table, "exclude")))
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg])", re.IGNORECASE)
@@ -198,3 +274,10 @@ def _megabytes(given: Mapping[str, Any], key: str) -> int | None:
 def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = data.get(key, {})
     return found if isinstance(found, dict) else {}
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[Any]:
+    found = data.get(key, [])
+    if not isinstance(found, list):
+        raise TaskError(f"{key} is not an array", "task.toml")
+    return found

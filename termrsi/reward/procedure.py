@@ -5,9 +5,11 @@ own sandbox is a 0. The agent's processes are dead before the tests start, and w
 result is read; an agent that replaced a program which every test script runs through (`watched`) scores 0 without a test.
 """
 
+import asyncio
 import dataclasses
 import os
 import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -51,6 +53,7 @@ class Suite:
     kit: Path | None = None  # what stands for the network (`kit`): there for the tests alone
     hooks: tuple[Hook, ...] = ()  # run before all else, while what the agent left running still does
     apart: Apart | None = None  # the container that the tests run in, if it is not the agent's
+    place: str | None = None  # the agent's working directory, where hooks run and what artifacts are relative to
 
 
 async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside | None = None) -> Verdict:
@@ -71,8 +74,8 @@ async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside |
 
 async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float, beside: Beside | None) -> Verdict:
     lost: SandboxError | None = None
-    await apart.collect(sandbox, suite.hooks)
     try:
+        await apart.collect(sandbox, suite.hooks, suite.place)
         await sandbox.kill_processes()
     except SandboxError as error:  # also by an agent whose `bash` is none
         lost = error
@@ -100,13 +103,18 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float,
 
 
 async def _tested_apart(sandbox: Sandbox, task: TaskSpec, suite: Suite, where: Apart, started: float, beside: Beside) -> Verdict:
-    async with beside(sandbox, dataclasses.replace(task, environment=where.environment)) as other:
-        await apart.carry(sandbox, other, task, where.artifacts)
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"termrsi-artifacts-{os.getpid()}-"))
+    try:
+        found = await apart.fetch(sandbox, suite.place, where.artifacts, folder)
         try:
-            await _clean(other, task, bundled=where.bundled)
-            return await _tested(other, task, suite, started)
+            async with beside(sandbox, dataclasses.replace(task, environment=where.environment)) as other:
+                await apart.lay(other, found)
+                await _clean(other, task, bundled=where.bundled)
+                return await _tested(other, task, suite, started)
         except SandboxSpoiled as error:  # by the tests, or by what they read: the agent was never there
             raise VerifierError(f"the verifier's own container: {error}", task.id) from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float) -> Verdict:
@@ -121,11 +129,11 @@ async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float
             if path.is_symlink():  # it would be followed on this machine, not inside the sandbox
                 path.unlink()
         try:
-            verdict = suite.read(Path(folder), time.monotonic() - started)
+            verdict = await asyncio.to_thread(suite.read, Path(folder), time.monotonic() - started)
         except (OSError, ValueError, OverflowError, RecursionError) as error:  # of bytes that nobody meant to be read
             raise VerifierError(f"its result cannot be read: {type(error).__name__}: {error}", task.id) from error
         log = Path(folder, reports.STDOUT)
-        said = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.is_file() else ""
+        said = reports.end_of(log)[-LOG_BYTES:] if log.is_file() else ""
     return dataclasses.replace(verdict, log=said)
 
 

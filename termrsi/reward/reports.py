@@ -1,8 +1,8 @@
 """Test reports to check ids: a verifier's log directory in, a `Report` out. Nothing here decides a reward.
 
-Sources, most trusted first: CTRF, pytest's `-rA` summary, pytest's `-v` lines, JUnit XML, a CTRF file that was cut off, and
-the totals line. The first that names a check wins. Symlinks are never followed: what lies in the directory may have been
-written by code of the agent.
+Sources, most trusted first: CTRF, pytest's `-rA` summary, pytest's `-v` lines, JUnit XML, a CTRF file that was cut off, a block of
+results as the tests of SWE-bench, MLE-bench and SWE-Perf print it, and the totals line. The first that names a check wins. Symlinks
+are never followed: what lies in the directory may have been written by code of the agent.
 """
 
 import json
@@ -23,7 +23,8 @@ _XDIST_LINE = re.compile(rf"^\[gw\d+\] +\[ *\d+%\] +({_WORDS}) +(\S+?::.+)$")
 # The reason after ` - ` is cut off, but not inside a parameter's brackets, which may hold any text.
 _NODE = re.compile(r"^(?P<id>\S+?::[^\[\s]+(?:\[.*?\](?= - |$))?|\S+)(?: - .*)?$")
 LARGEST_BYTES = 32 << 20
-_END = re.compile(r"^=*\s*(?:\d+ [a-z]+, )*\d+ [a-z]+ in \d[\d.]*s(?: \([\d:]+\))?\s*=*$")
+_BLOCK = re.compile(r"results starts here[^\n]*\n(.*?)\n[^\n]*results ends here", re.DOTALL)
+_END = re.compile(r"^=*\s*(?:\d+ [a-z]+(?: [a-z]+)?, )*\d+ [a-z]+(?: [a-z]+)? in \d[\d.]*s(?: \([\d:]+\))?\s*=*$")
 _TOTALS = re.compile(r"\b(\d{1,9}) (passed|failed|skipped|errors?|xfailed|xpassed)\b")
 
 # As terminal-bench's parser has it, except that a skipped check is not a passed one.
@@ -54,13 +55,14 @@ class Report:
 def parse(directory: Path | str) -> Report:
     """The report in a verifier's log directory. A missing, empty or unreadable directory gives an empty report."""
     root = Path(directory)
-    lines = _lines("\n".join(_read(path) for path in _text_files(root)))
+    lines = _lines("\n".join(end_of(path) for path in _text_files(root)))
     return _first(
         ("ctrf", _ctrf(root)),
         ("pytest-summary", _summary(lines)),
         ("pytest-verbose", _verbose(lines)),
         ("junit", _junit(root)),
         ("ctrf", _cut_ctrf(root)),
+        ("block", _blocks("\n".join(lines))),
         ("totals", _totals(lines)),
     )
 
@@ -78,6 +80,14 @@ def parse_text(text: str) -> Report:
     report = _first(("pytest-summary", _summary(lines)), ("pytest-verbose", _verbose(lines)), ("totals", _totals(lines)))
     broken = sum(int(count) for count, word in _TOTALS.findall(ended[-1]) if _OUTCOME[word] == "failed")
     return replace(report, failed=("unnamed",)) if broken and not report.failed else report
+
+
+def parse_block(text: str, word: str = "PASSED") -> Report:
+    """The one check "tests" of a block between two lines of marks, as SWE-bench's and its like print: passed if it says `word`."""
+    found = _BLOCK.search(text)
+    if found is None:
+        return Report()
+    return Report(("tests",), (), (), "block") if found[1].strip() == word else Report((), ("tests",), (), "block")
 
 
 def _lines(text: str) -> list[str]:
@@ -109,7 +119,7 @@ def _ctrf_files(root: Path) -> list[Path]:
 def _ctrf(root: Path) -> Iterator[tuple[str, str]]:
     for path in _ctrf_files(root):
         try:
-            data = json.loads(_read(path))
+            data = json.loads(end_of(path))
         except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, lists in lists
             continue
         results = data.get("results", data) if isinstance(data, dict) else None
@@ -124,7 +134,7 @@ def _cut_ctrf(root: Path) -> Iterator[tuple[str, str]]:
     """The complete test objects of CTRF files that end too early."""
     decoder = json.JSONDecoder()
     for path in _ctrf_files(root):
-        text = _read(path)
+        text = end_of(path)
         start = re.search(r'"tests"\s*:\s*\[', text)
         at = start.end() if start else len(text)
         while (begin := text.find("{", at)) >= 0:
@@ -182,7 +192,7 @@ def _junit(root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(_plain(root.glob("*.xml"))):
         parser = ElementTree.XMLPullParser(("end",))
         try:
-            parser.feed(_read(path))
+            parser.feed(end_of(path))
             parser.close()
         except ElementTree.ParseError:
             pass  # what was complete before the break is in the queue
@@ -197,6 +207,11 @@ def _junit(root: Path) -> Iterator[tuple[str, str]]:
                 yield (f"{place}::{name}" if place else name), outcome
         except ElementTree.ParseError:
             continue  # the pull parser repeats the error after the last complete event
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    if found := _BLOCK.search(text):
+        yield "tests", "passed" if found[1].strip() in ("PASSED", "ALL TESTS PASSED") else "failed"
 
 
 def _totals(lines: list[str]) -> Iterator[tuple[str, str]]:
@@ -223,7 +238,7 @@ def _plain(paths: Iterable[Path]) -> Iterator[Path]:
     return (path for path in paths if path.is_file() and not path.is_symlink())
 
 
-def _read(path: Path) -> str:
+def end_of(path: Path) -> str:
     """Its last `LARGEST_BYTES`: what an agent's program prints in a test may have no end, and summaries come last."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - LARGEST_BYTES, 0))

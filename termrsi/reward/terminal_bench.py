@@ -2,13 +2,13 @@
 
 A task is solved if every check has passed. As in terminal-bench 0.2.18 a skipped check and an expected failure keep no task from
 being solved. Other than there: a report without any check, or without pytest's last line, is a VerifierError (there it counts as
-solved); a check that the task's own solution passed must pass; the whole log is read rather than a screen of 160 columns; pytest is
-asked for its summary where the script does not.
+solved), and so is a success that lacks a check which the task's own solution passed; the whole log is read rather than a screen of
+160 columns; pytest is asked for its summary where the script does not.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -22,7 +22,6 @@ from termrsi.reward.procedure import Suite, judge
 
 DEFAULT_TIMEOUT_S = 60.0
 
-_BLOCK = re.compile(r"results starts here[^\n]*\n(.*?)\n[^\n]*results ends here", re.DOTALL)
 _NO_PYTEST = re.compile(r"No module named pytest|pytest: (?:command )?not found")
 
 
@@ -57,7 +56,7 @@ class TerminalBenchVerifier:
         self._expected: dict[str, frozenset[str]] = {}
 
     def expect(self, checks: Mapping[str, Collection[str]]) -> None:
-        """The checks that a task's own solution passed, by task id: one that is not reported any more has failed."""
+        """The checks that a task's own solution passed, by task id: a success without one of them is none that can be trusted."""
         self._expected |= {task: frozenset(ids) for task, ids in checks.items()}
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
@@ -71,9 +70,9 @@ class TerminalBenchVerifier:
         if not script.is_file():
             raise TaskError("there is no run-tests.sh", task.path)
         spec = load_spec(root)
-        read = _PARSERS.get(spec.parser)
+        read = PARSERS.get(spec.parser)
         if read is None:
-            raise TaskError(f"parser_name {spec.parser!r} is not known", task.path, f"valid: {', '.join(_PARSERS)}")
+            raise TaskError(f"parser_name {spec.parser!r} is not known", task.path, f"valid: {', '.join(PARSERS)}")
         return Suite(
             puts=(*(((tests, "/tests"),) if tests.is_dir() else ()), (script, "/tests/run-tests.sh")),
             script="/tests/run-tests.sh",
@@ -86,13 +85,11 @@ class TerminalBenchVerifier:
         )
 
     def _held(self, verdict: Verdict, task_id: str) -> Verdict:
-        if verdict.source == "totals":  # its ids are numbers of a place, not of a check
-            missing = () if len(verdict.passed) >= len(self._expected.get(task_id, ())) else ("unnamed",)
-        else:
-            missing = tuple(sorted(self._expected.get(task_id, frozenset()).difference(verdict.passed, verdict.failed)))
-        if not missing:
-            return verdict
-        return replace(verdict, strict=False, reward=0.0, failed=(*verdict.failed, *missing))
+        """Raises VerifierError for a success whose report has shrunk: something ended the tests, or told of others."""
+        missing = self._expected.get(task_id, frozenset()).difference(verdict.passed)
+        if verdict.strict and missing:
+            raise VerifierError(f"solved without checks that its solution passed: {', '.join(sorted(missing))[:200]}", task_id)
+        return verdict
 
 
 def _pytest(logs: Path, task_id: str, seconds: float) -> Verdict:
@@ -109,17 +106,16 @@ def _marked(word: str) -> Callable[[Path, str, float], Verdict]:
     """A block between two marker lines says in one line whether the task is solved."""
 
     def read(logs: Path, task_id: str, seconds: float) -> Verdict:
-        found = _BLOCK.search(_text(logs))
-        if found is None:
+        report = reports.parse_block(_text(logs), word)
+        if report.source == "none":
             raise VerifierError("the verifier never ran its tests: its output has no block of results", task_id)
-        solved = found[1].strip() == word
-        passed, failed = (("tests",), ()) if solved else ((), ("tests",))
-        return Verdict(solved, float(solved), passed, failed, (), "block", seconds)
+        solved = not report.failed
+        return Verdict(solved, float(solved), report.passed, report.failed, (), report.source, seconds)
 
     return read
 
 
-_PARSERS: dict[str, Callable[[Path, str, float], Verdict]] = {
+PARSERS: dict[str, Callable[[Path, str, float], Verdict]] = {
     "pytest": _pytest,
     "swebench": _marked("PASSED"),
     "sweperf": _marked("PASSED"),
@@ -128,5 +124,6 @@ _PARSERS: dict[str, Callable[[Path, str, float], Verdict]] = {
 
 
 def _text(logs: Path) -> str:
+    """The end of what the tests printed."""
     file = logs / reports.STDOUT
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    return reports.end_of(file) if file.is_file() and not file.is_symlink() else ""

@@ -8,15 +8,16 @@ where no file of the tests names `reward.json`: then what they ran of the agent'
 
 import json
 import math
-import os
 import re
 import tomllib
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from termrsi.errors import TaskError, VerifierError
-from termrsi.places import from_host
+from termrsi.furnish import workdir_of
+from termrsi.places import from_host, in_words
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward import apart, reports
@@ -70,7 +71,7 @@ def load_spec(path: Path | str, step: str = "") -> VerifierSpec:
     user = table.get("user")
     return VerifierSpec(
         timeout_s,
-        {str(key): _resolve(str(value), str(key), file) for key, value in env.items()},
+        {str(key): _resolve(in_words(value), str(key), file) for key, value in env.items()},
         None if user is None else str(user),
     )
 
@@ -87,7 +88,7 @@ def solution_environment(path: Path | str) -> dict[str, str]:
     if not file.is_file():
         return {}
     env = _table(_table(_read(file), "solution", file), "env", file)
-    return {str(key): _resolve(str(value), str(key), file) for key, value in env.items()}
+    return {str(key): _resolve(in_words(value), str(key), file) for key, value in env.items()}
 
 
 def _read(file: Path) -> dict[str, Any]:  # Any: parsed TOML
@@ -115,6 +116,11 @@ class HarborVerifier:
         self._kit = kit
         self._text_first = text_first
         self._beside = beside
+        self._expected: dict[str, int] = {}
+
+    def expect(self, checks: Mapping[str, Collection[str]]) -> None:
+        """How many checks a task's own solution passed, by task id: full reward with fewer is none that can be trusted."""
+        self._expected |= {task: len(ids) for task, ids in checks.items()}
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
@@ -142,17 +148,29 @@ class HarborVerifier:
             puts=() if bundled else tuple((folder, "/tests") for folder in folders),
             script="/tests/test.sh",
             timeout_s=spec.timeout_s * self._multiplier,
-            read=lambda logs, seconds: read_verdict(
-                logs, script, task.id, seconds, text_first=self._text_first or not (bundled or _named("reward.json", folders))
+            read=lambda logs, seconds: self._held(
+                read_verdict(
+                    logs, script, task.id, seconds, text_first=self._text_first or not (bundled or _named("reward.json", folders))
+                ),
+                task,
             ),
             env=spec.env,
             user=spec.user,
-            workdir=_workdir(task if where is None else replace(task, environment=where.environment)),
+            workdir=workdir_of(task.environment if where is None else where.environment),
             windows_lines=not bundled and b"\r\n" in script.read_bytes(),
             kit=self._kit.part(task.path) if self._kit else None,
             hooks=hooks,
             apart=where,
+            place=workdir_of(task.environment),
         )
+
+    def _held(self, verdict: Verdict, task: TaskSpec) -> Verdict:
+        """Raises VerifierError for a full reward whose report has shrunk: something ended the tests before their end."""
+        task_id = task.id
+        expected = 0 if task.step else self._expected.get(task_id, 0)  # the checks of all steps were counted together
+        if verdict.strict and verdict.source != "reward" and len(verdict.passed) < expected:
+            raise VerifierError(f"reward 1 with {len(verdict.passed)} checks passed, its solution passed {expected}", task_id)
+        return verdict
 
 
 def read_verdict(logs: Path, test_script: Path, task_id: str, duration_s: float, *, text_first: bool = False) -> Verdict:
@@ -185,7 +203,7 @@ def read_reward(logs: Path, where: str = "", *, text_first: bool = False) -> flo
 
 
 def _json_reward(path: Path) -> float | None:
-    """The key "reward", else "success", else the only key. None: other values than numbers, or no such key."""
+    """The key "reward", else "success", else the mean of all keys, each a dimension of its own. None: other values than numbers."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
     except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, lists in lists
@@ -197,7 +215,7 @@ def _json_reward(path: Path) -> float | None:
     for key in ("reward", "success"):
         if key in data:
             return float(data[key])
-    return float(next(iter(data.values()))) if len(data) == 1 else None
+    return sum(float(value) for value in data.values()) / len(data)
 
 
 def _named(word: str, folders: list[Path]) -> bool:
@@ -215,25 +233,6 @@ def _never_ran(logs: Path, test_script: Path, *, failed: bool) -> bool:
         return False
     script = test_script.read_text(encoding="utf-8", errors="replace") if test_script.is_file() else ""
     return bool(_REPORTING.search(_COMMENT.sub("", script)) or (failed and _BROKEN.search(text)))
-
-
-def _workdir(task: TaskSpec) -> str | None:
-    """The task's own directory, else the WORKDIR that its Dockerfile ends with, else None: where the shell starts."""
-    if task.environment.workdir:
-        return task.environment.workdir
-    if not task.environment.context:  # an image that is made elsewhere knows its own
-        return None
-    dockerfile = Path(task.environment.context) / "Dockerfile"
-    if not dockerfile.is_file():
-        return None
-    place: str | None = None
-    for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "FROM":
-            place = None
-        elif word.upper() == "WORKDIR" and "$" not in rest:
-            place = os.path.normpath(os.path.join(place or "/", rest.strip().strip("\"'")))  # noqa: PTH118 - a path inside
-    return place
 
 
 def _resolve(value: str, key: str, file: Path) -> str:

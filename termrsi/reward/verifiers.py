@@ -37,7 +37,8 @@ class TaskVerifier:
         return await judge(sandbox, task, self.suite(task), self._beside)
 
     def expect(self, checks: Mapping[str, Collection[str]]) -> None:
-        """What the tasks' own solutions passed, by task id, for the format whose success is a report's: it cannot shrink."""
+        """What the tasks' own solutions passed, by task id: a report that shrinks is no success."""
+        self._harbor.expect(checks)
         self._terminal_bench.expect(checks)
 
     def suite(self, task: TaskSpec) -> Suite:

@@ -58,6 +58,20 @@ def program() -> tuple[str, ...]:
     return ()
 
 
+def others(file: Path) -> list[str]:
+    """The services of a Harbor task beside the agent's. Raises TaskError if the file cannot be read.
+
+    Of an older task, whose service is called client, none: what they are for is not told apart from how that format starts one.
+    """
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise TaskError(f"cannot be read: {error}", str(file)) from error
+    services = data.get("services") if isinstance(data, dict) else None
+    names = [str(name) for name in services] if isinstance(services, dict) else []
+    return [] if "client" in names else [name for name in names if name not in MAIN]
+
+
 def read(
     file: Path, variables: Mapping[str, str], build: Build, *, network: bool, image: str = "", limits: Mapping[str, object] = {}
 ) -> tuple[Json, str]:

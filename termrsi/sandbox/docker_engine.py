@@ -134,6 +134,24 @@ def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False)
     return removed
 
 
+def has(image: str, engine: str = "") -> bool:
+    """Whether the engine has an image, or could fetch it. Raises SandboxError if it does not answer."""
+    from docker.errors import APIError, ImageNotFound
+
+    api = client(engine)
+    with told(image):
+        try:
+            api.inspect_image(image)
+            return True
+        except ImageNotFound:
+            pass
+        try:
+            api.pull(image)
+        except APIError:  # no such image, or no way to it
+            return False
+    return True
+
+
 def build(context: Path, dockerfile: str, key: str, timeout_s: float, engine: str = "") -> str:
     """The image of a Dockerfile, built once per content `key`. Raises TaskError with the engine's words, SandboxError."""
     from docker.errors import ImageNotFound

@@ -51,8 +51,25 @@ def put(root_fd: int, source: Path, target: str) -> None:
         os.close(directory)
 
 
-def get(root_fd: int, source: str, target: Path) -> None:
-    """A file, or the contents of a directory, from inside. Links stay links; pipes, sockets and devices are left out."""
+class Room:
+    """How many bytes a copy may still take of this machine's disk."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+
+    def take(self, size_bytes: int, what: str) -> None:
+        """Raises OSError (EFBIG) if there is not so much."""
+        self.left_bytes -= size_bytes
+        if self.left_bytes < 0:
+            raise OSError(errno.EFBIG, f"more than may be copied to this machine: {what}")
+
+
+def get(root_fd: int, source: str, target: Path, *, largest_bytes: int = 1 << 62) -> None:
+    """A file, or the contents of a directory, from inside. Links stay links; pipes, sockets and devices are left out.
+
+    Raises OSError, for more than `largest_bytes` (holes are none) too.
+    """
+    room = Room(largest_bytes)
     fd = open_in_root(root_fd, source, os.O_PATH)
     try:
         info = os.fstat(fd)
@@ -60,14 +77,14 @@ def get(root_fd: int, source: str, target: Path) -> None:
             directory = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY)
             try:
                 target.mkdir(parents=True, exist_ok=True)
-                _get_contents(directory, target, {}, MAX_DEPTH)
+                _get_contents(directory, target, {}, MAX_DEPTH, room)
             finally:
                 os.close(directory)
         elif stat.S_ISREG(info.st_mode):
             target = target / PurePosixPath(source).name if target.is_dir() else target
             target.parent.mkdir(parents=True, exist_ok=True)
             reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-            _get_file(reader, target)
+            _get_file(reader, target, room)
         else:
             raise OSError(f"not a file or a directory: {source}")
     finally:
@@ -244,7 +261,7 @@ def _put_file(source: Path, directory: int, name: str) -> None:
             os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path], depth: int) -> None:
+def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path], depth: int, room: Room) -> None:
     """`seen`: the first copy of each file that has other names: a copy for each could fill this machine's disk.
 
     Raises OSError, ENAMETOOLONG if a directory lies deeper than `depth` more.
@@ -265,7 +282,7 @@ def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path
             new.mkdir(exist_ok=True)
             child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
             try:
-                _get_contents(child, new, seen, depth - 1)
+                _get_contents(child, new, seen, depth - 1, room)
             finally:
                 os.close(child)
         elif stat.S_ISREG(info.st_mode):
@@ -276,10 +293,10 @@ def _get_contents(directory: int, target: Path, seen: dict[tuple[int, int], Path
                 continue
             seen[info.st_dev, info.st_ino] = new
             # O_NONBLOCK: a pipe put in the file's place in between must not hold us.
-            _get_file(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory), new)
+            _get_file(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory), new, room)
 
 
-def _get_file(fd: int, target: Path) -> None:
+def _get_file(fd: int, target: Path, room: Room) -> None:
     with os.fdopen(fd, "rb"):
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
@@ -289,6 +306,7 @@ def _get_file(fd: int, target: Path) -> None:
             # A hole stays a hole: a file of an agent can be said to be a terabyte long.
             writer.truncate(info.st_size)
             for start, end in extents(fd, info.st_size):
+                room.take(end - start, target.name)
                 offset = start
                 while offset < end and (data := os.pread(fd, min(1 << 20, end - offset), offset)):
                     offset += os.pwrite(writer.fileno(), data, offset)

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ async def build(
         return Image(workdir=environment.workdir or "", root=root)
     steps = dockerfile.parse(path)
     root = root_of(_base_of(steps), cache_dir)
-    key = await asyncio.to_thread(key_of, path, context, root)
+    key = await asyncio.to_thread(key_of, path, context, root, network=network)
     home = Path(cache_dir).absolute() / "images" / key
     if not (home / "image.json").exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -101,10 +102,14 @@ async def build(
 def _stand_in(name: str, cache_dir: Path | str) -> Path:
     """A build context that means no more than an image of that name."""
     place = Path(cache_dir).absolute() / "stand-ins" / name.replace("/", "%").replace(":", "%")
-    place.mkdir(parents=True, exist_ok=True)
-    draft = place / f".{os.getpid()}"
-    draft.write_text(f"FROM {name}\n")
-    draft.rename(place / "Dockerfile")
+    if not (place / "Dockerfile").is_file():
+        draft = place.with_name(f".{place.name}-{layers.label('build')}")
+        draft.mkdir(parents=True)
+        (draft / "Dockerfile").write_text(f"FROM {name}\n")
+        try:
+            draft.rename(place)
+        except OSError:  # another was first: its own is the same
+            shutil.rmtree(draft)
     return place
 
 
@@ -172,10 +177,10 @@ async def _lock(path: Path) -> int:
         raise
 
 
-def key_of(path: Path, context: Path, root: str = "") -> str:
-    """Of the Dockerfile, every file of its context with its mode, the base, the user and this format."""
+def key_of(path: Path, context: Path, root: str = "", *, network: bool = False) -> str:
+    """Of the Dockerfile, every file of its context with its mode, the base, the network, the user and this format."""
     base = (root, Path(root).stat().st_ctime_ns) if root else ""
-    total = hashlib.sha256(repr((FORMAT, os.geteuid(), base)).encode())
+    total = hashlib.sha256(repr((FORMAT, os.geteuid(), base, network)).encode())
     for file in [path, *_context_files(context)]:
         relative = file.relative_to(context).as_posix()
         info = file.lstat()
@@ -256,8 +261,9 @@ async def _build(
 async def _give_sources(sandbox: "LocalSandbox") -> None:
     """The host's list of package sources, which a sandbox does not see: but for those with a password."""
     for file in (Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))):
-        if file.suffix in (".list", ".sources") and file.is_file() and not WITH_PASSWORD.search(file.read_bytes()):
-            await sandbox.put(file, str(file))
+        with contextlib.suppress(OSError):  # one that this user may not read
+            if file.suffix in (".list", ".sources") and file.is_file() and not WITH_PASSWORD.search(file.read_bytes()):
+                await sandbox.put(file, str(file))
 
 
 class _Build:

@@ -416,6 +416,7 @@ class First:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let the agent end process 1
         self.control = control
         self.wake = wake_on_child()
+        self.null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)  # now: the agent may put something else in its place
         self.shell = 0
         self.status: int | None = None
 
@@ -464,9 +465,10 @@ class First:
         """The number of a bash on the descriptors given; 0 if there is none that can be run. Raises OSError at the limit of
         processes or memory.
 
-        posix_spawn: a copy of this interpreter would cost more than bash's own start.
+        posix_spawn: a copy of this interpreter would cost more than bash's own start. In a process group of its own, for a session
+        of its own is not to be had from every Python's posix_spawn, and needs none: this process has no terminal.
         """
-        actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+        actions = [(os.POSIX_SPAWN_DUP2, self.null, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in zip(request["numbers"], fds, strict=True)]
         os.chdir(request["cwd"] if os.path.isdir(request["cwd"]) else "/")
         # With CAP_SYS_RESOURCE, which ends at exec, this is also the lowest that the sandbox may set: else it could spare itself,
@@ -476,7 +478,7 @@ class First:
             # Whatever the owner or Python ignored is not ignored there.
             signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
             return os.posix_spawn(
-                "/bin/bash", request["argv"], request["env"], file_actions=actions, setsid=True, setsigmask=(), setsigdef=signals
+                "/bin/bash", request["argv"], request["env"], file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=signals
             )
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOMEM):

@@ -27,6 +27,7 @@ from termrsi.sandbox.launcher import Control, shared
 from termrsi.sandbox.options import ENVIRONMENT, Options
 from termrsi.sandbox.shell import Shell
 
+GET_BYTES = 4 << 30  # a `get` may take so much at least: what an image holds may be more than its sandbox may write
 CLOSE_S = 5.0
 KILLED_S = 60.0  # a killed process ends within this, or the machine is broken
 LOG = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ class LocalSandbox(Base[LocalOptions]):
         self._live_control()
         self._live_shell().check()
         try:
-            await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target)))
+            largest = max(self._options.disk_mb << 20, GET_BYTES)
+            await self._jobs.run(lambda: files.get(self._root_fd, source, Path(target), largest_bytes=largest))
         except OSError as error:
             raise self._failed(f"get {source} -> {target}", error) from error
 
@@ -251,7 +253,7 @@ class LocalSandbox(Base[LocalOptions]):
 
     def _failed(self, what: str, error: OSError | SandboxError) -> SandboxError:
         """The agent's doing if its disk is full, for the writable layer is the sandbox's alone, or its tree too deep to be read."""
-        agents = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+        agents = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EFBIG)
         return (SandboxSpoiled if agents else SandboxError)(f"{what}: {error}", self._id)
 
     def _live_control(self) -> Control:

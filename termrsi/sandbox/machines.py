@@ -159,8 +159,14 @@ class DockerMachines:
         return Cost(memory, disk)
 
     async def _image(self, environment: EnvironmentSpec) -> str:
-        """Raises TaskError for a Dockerfile that does not build, or a task without an image."""
+        """The ready one, as Harbor has it; where it cannot be had, the Dockerfile's.
+
+        Raises TaskError for one that does not build, or a task without an image.
+        """
         context = Path(environment.context)
+        ready = environment.docker_image
+        if ready and await asyncio.to_thread(docker_engine.has, ready, self.engine):
+            return ready
         if environment.context and (context / "Dockerfile").is_file():
             key = await asyncio.to_thread(image.key_of, context / "Dockerfile", context)
             timeout_s = environment.build_timeout_s
@@ -169,6 +175,11 @@ class DockerMachines:
 
 
 async def _built(environment: EnvironmentSpec, cache_dir: Path | str, state_dir: Path | str | None, limits: Limits) -> image.Image:
+    file = Path(environment.context, compose.NAME)
+    if environment.context and file.is_file() and (others := compose.others(file)):
+        raise TaskError(
+            f"needs the services {', '.join(others)}, which this backend cannot run", str(file), "sandbox.backend=docker can"
+        )
     return await image.build(environment, cache_dir, state_dir=state_dir, network=limits.build_network)
 
 

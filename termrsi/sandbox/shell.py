@@ -157,7 +157,7 @@ class Shell:
     def __init__(self, host: Host, wire: Wire, cwd: str, output_limit_bytes: int) -> None:
         self._host = host
         self._wire = wire
-        self._cwd = cwd
+        self._cwd = self._home = cwd
         self._limit = output_limit_bytes
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -278,9 +278,10 @@ class Shell:
             return await self._wire.state()
 
     async def restart(self, state: bytes = b"") -> None:
-        """A new bash in place of one whose processes have been ended."""
+        """A new bash in place of one whose processes have been ended: where the first began, but for what `state` says."""
         async with self._lock:
             self.check()
+            self._cwd = self._home
             await self.start(state)
 
     def ended(self, status: int) -> None:

@@ -18,15 +18,15 @@ def load_dir(path: Path | str, *, strict: bool = False) -> LoadResult:
     root = Path(path)
     if not root.is_dir():
         raise TaskError("no such directory", str(root))
-    try:
-        results = [_load_one(folder, strict=strict) for folder in _task_folders(root)]
-    except PermissionError as error:
-        raise TaskError("may not be read", str(error.filename), "give a directory of tasks that this user can read") from error
+    lost: list[SkippedTask] = []
+    results = [_load_one(folder, strict=strict) for folder in _task_folders(root, lost)]
+    if not results and lost:
+        raise TaskError(lost[0].reason, lost[0].path, "give a directory of tasks that this user can read")
     if not results:
         raise TaskError("no task in it", str(root), "a task directory holds task.toml (Harbor) or task.yaml (Terminal-Bench 1.x)")
     tasks: dict[str, TaskSpec] = {}
     notes = [note for result in results for note in result.notes]
-    skipped: list[SkippedTask] = [item for result in results for item in result.skipped]
+    skipped: list[SkippedTask] = [*lost, *(item for result in results for item in result.skipped)]
     for task in (task for result in results for task in result.tasks):
         if task.id in tasks:
             longer = Path(task.path).relative_to(root).as_posix()
@@ -39,13 +39,38 @@ def load_dir(path: Path | str, *, strict: bool = False) -> LoadResult:
     return LoadResult(tuple(tasks.values()), tuple(skipped), tuple(notes))
 
 
-def _task_folders(root: Path) -> list[Path]:
-    """Task directories in path order, found without going into one."""
-    if (root / "task.toml").exists() or (root / "task.yaml").exists():
-        return [root]
-    below = sorted(child for child in root.iterdir() if child.is_dir() and not child.is_symlink() and child.name != ".git")
-    return [folder for child in below for folder in _task_folders(child)]
+def _task_folders(root: Path, lost: list[SkippedTask]) -> list[Path]:
+    """Task directories in path order, found without going into one; what may not be looked into is added to `lost`.
+
+    A link is followed to a task, and not to a tree, which may hold the link itself.
+    """
+    try:
+        if _is_task(root):
+            return [root]
+        below = sorted(child for child in root.iterdir() if child.is_dir() and child.name != ".git")
+    except PermissionError:
+        lost.append(SkippedTask(str(root), "may not be read"))
+        return []
+    found: list[Path] = []
+    for child in below:
+        if not child.is_symlink():
+            found += _task_folders(child, lost)
+        elif _is_task(child):
+            found.append(child)
+        else:
+            lost.append(SkippedTask(str(child), "a link to a directory that is no task is not followed"))
+    return found
+
+
+def _is_task(folder: Path) -> bool:
+    return (folder / "task.toml").exists() or (folder / "task.yaml").exists()
 
 
 def _load_one(folder: Path, *, strict: bool) -> LoadResult:
-    return (harbor if (folder / "task.toml").exists() else terminal_bench).load(folder, strict=strict)
+    try:
+        result = (harbor if (folder / "task.toml").exists() else terminal_bench).load(folder, strict=strict)
+    except PermissionError:
+        return LoadResult((), (SkippedTask(str(folder), "may not be read"),))
+    if (folder / "task.toml").exists() and (folder / "task.yaml").exists():
+        return replace(result, notes=(*result.notes, f"{folder}: task.yaml is passed over: there is a task.toml"))
+    return result

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi.errors import TaskError
+from termrsi.places import in_words
 from termrsi.records import EnvironmentSpec, Healthcheck, LoadResult, SkippedTask, StepSpec, TaskSpec
 from termrsi.tasks import harbor_rules
 
@@ -108,7 +109,7 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     for key in ("task", "metadata", "agent", "verifier", "environment", "solution"):
         table(data, key)
     harbor_rules.check(root, data, strict=notes.strict)
-    for key in harbor_rules.unknown_keys(data):
+    for key in harbor_rules.unknown_keys(data, strict=notes.strict):
         notes.add(f"task.toml: unknown key {key}")
     for key in harbor_rules.not_done(data):
         notes.add(f"task.toml: not carried out: {key}")
@@ -116,9 +117,19 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     if version is not None and not isinstance(version, str):
         notes.repair(f'task.toml: version read as "{version}"')
     metadata, agent = table(data, "metadata"), table(data, "agent")
+    if not notes.strict:
+        for where in ("agent", "verifier"):
+            seconds = number(table(data, where), "timeout_sec", where)
+            if seconds is not None and seconds <= 0:
+                raise TaskError(f"task.toml: {where}.timeout_sec is {seconds:g}; it must be more than 0")
     for script in sorted({*root.glob("tests/*.sh"), *root.glob("solution/*.sh"), *root.glob("steps/*/*/*.sh")}):
         if b"\r\n" in script.read_bytes():
             notes.add(f"CRLF {'stays' if notes.strict else '-> LF'} in {script.relative_to(root).as_posix()}")
+    for where in ("verifier", "solution"):
+        _variables(table(data, where), where, notes)
+    for name in ("trajectory.json", ".harborignore"):
+        if (root / name).is_file():
+            notes.add(f"not carried out: {name}")
     name = _id(root, data, notes)  # first: it tells files of other tools
     steps = _steps(root, data, notes)
     return TaskSpec(
@@ -203,8 +214,8 @@ def without_canary(text: str) -> str:
 def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: str) -> EnvironmentSpec:
     env, agent = table(data, "environment"), table(data, "agent")
     folder = root / "environment"
-    # Authors up to schema 1.1 relied on these defaults; later ones meant "no limit".
-    limited = not notes.strict and not re.match(r"^1\.(?:[2-9]|\d\d)", version)
+    # Authors up to schema 1.1 relied on these defaults; later ones, and those who say none, meant "no limit".
+    limited = not notes.strict and bool(re.match(r"^(?:0|1\.[01])(?:\.|$)|^1$", version))
     memory, storage = _size(env, "memory", notes), _size(env, "storage", notes)
     memory = _first(memory, _gigabytes(env, "memory_gb", "memory_mb", notes), 2048 if limited else None)
     storage = _first(storage, _gigabytes(env, "disk_gb", "storage_mb", notes), 10240 if limited else None)
@@ -219,7 +230,7 @@ def _environment(root: Path, data: Mapping[str, object], notes: Notes, version: 
         memory_mb=memory,
         storage_mb=storage,
         network=_network(env, notes) if agent.get("network_mode") is None else agent["network_mode"] == "public",
-        env=_variables(env, notes),
+        env=_variables(env, "environment", notes),
         build_timeout_s=number(env, "build_timeout_sec", "environment") or DEFAULT_BUILD_TIMEOUT_S,
         healthcheck=_healthcheck(env, "environment"),
     )
@@ -297,12 +308,10 @@ def _network(env: Mapping[str, object], notes: Notes) -> bool:
     return str(allowed).lower() not in ("false", "0", "no", "off")
 
 
-def _variables(env: Mapping[str, object], notes: Notes) -> dict[str, str]:
+def _variables(env: Mapping[str, object], where: str, notes: Notes) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in table(env, "env").items():
         if not isinstance(value, str):
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            notes.repair(f'task.toml: environment.env.{key} read as "{text}"')
-            value = text
-        found[key] = value
+            notes.repair(f'task.toml: {where}.env.{key} read as "{in_words(value)}"')
+        found[key] = in_words(value)
     return found

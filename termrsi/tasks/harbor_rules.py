@@ -9,28 +9,56 @@ from termrsi.errors import TaskError
 from termrsi.tasks import harbor_schema
 
 ROOT = frozenset(harbor_schema.Task.model_fields)
-_NOT_DONE = {
-    "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir"),
-    "agent": ("user", "allowed_hosts"),
-}
+_MACHINE = ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir")
 _OURS = ("environment.memory_gb", "environment.disk_gb")  # not Harbor's, but read
+# What lenient loading repairs, or reads for itself, with a note.
+_REPAIRED = re.compile(
+    r"schema_version$|task(?:\.|$)|metadata|environment(?:$|\.(?:env|memory|storage|docker_image|cpus|allow_internet)\b)"
+    r"|(?:verifier|solution|steps\.\d+\.verifier)\.env\b"
+)
 _HOST_VARIABLE = re.compile(r"\$\{(\w+)")
 
 
-def unknown_keys(data: Mapping[str, object]) -> Iterator[str]:
+def unknown_keys(data: Mapping[str, object], *, strict: bool = False) -> Iterator[str]:
     """Dotted names of keys that have no meaning, in file order."""
-    yield from (name for name in harbor_schema.unknown(data) if name not in _OURS)
+    yield from (name for name in harbor_schema.unknown(data) if strict or name not in _OURS)
 
 
 def not_done(data: Mapping[str, object]) -> Iterator[str]:
     """Keys with a meaning that nothing here carries out, as dotted names."""
-    environment = _sub(data, "environment")
-    yield from (f"environment.{key}" for key in _NOT_DONE["environment"] if environment.get(key))
-    if str(environment.get("os") or "linux").lower() != "linux":
-        yield "environment.os"
-    for key in _NOT_DONE["agent"]:
-        if _sub(data, "agent").get(key) not in (None, "root", "0", 0):
-            yield f"agent.{key}"
+    verifier = _sub(data, "verifier")
+    yield from _not_done_of_phases(data, "")
+    yield from (f"environment.{key}" for key in _MACHINE if _sub(data, "environment").get(key))
+    yield from (f"verifier.environment.{key}" for key in (*_MACHINE, "healthcheck") if _sub(verifier, "environment").get(key))
+    if data.get("artifacts") and not _is_separate(verifier):
+        yield "artifacts"
+    found = (name for step in steps(data) for name in (*_not_done_of_phases(step, "steps[]."), *_artifacts_of(step, verifier)))
+    yield from dict.fromkeys(found)
+
+
+def _not_done_of_phases(table: Mapping[str, object], place: str) -> Iterator[str]:
+    agent, verifier = _sub(table, "agent"), _sub(table, "verifier")
+    if agent.get("user") not in (None, "root", "0", 0):
+        yield f"{place}agent.user"
+    if place and agent.get("network_mode") is not None:
+        yield f"{place}agent.network_mode"
+    yield from (
+        f"{place}{name}.allowed_hosts" for name, one in (("agent", agent), ("verifier", verifier)) if one.get("allowed_hosts")
+    )
+    if verifier.get("network_mode") is not None and not _is_separate(verifier):
+        yield f"{place}verifier.network_mode"  # of the agent's own machine, which keeps what it has
+
+
+def _artifacts_of(step: Mapping[str, object], verifier: Mapping[str, object]) -> Iterator[str]:
+    own = _sub(step, "verifier")
+    if step.get("artifacts") and not _is_separate(own or verifier):
+        yield "steps[].artifacts"
+
+
+def _is_separate(verifier: Mapping[str, object]) -> bool:
+    return verifier.get("environment_mode") == "separate" or (
+        verifier.get("environment_mode") is None and "environment" in verifier
+    )
 
 
 def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> None:
@@ -49,6 +77,10 @@ def check(root: Path, data: Mapping[str, object], *, strict: bool = False) -> No
         _check_keys(_sub(data, "agent"), "agent")
         _check_verifier(_sub(data, "verifier"))
         _check_artifacts(data.get("artifacts"))
+        if str(environment.get("os") or "linux").lower() != "linux":
+            raise TaskError(f"task.toml: environment.os is {environment['os']!r}: only linux is run here")
+        if wrong := next((line for place, line in harbor_schema.faults(data) if not _REPAIRED.match(place)), ""):
+            raise TaskError(wrong)
     missing = [*_missing_files(root, environment, given, strict=strict), *_missing_tests(root, data, given)]
     if missing:
         unset = " and environment.docker_image is unset" if "environment/" in missing else ""
@@ -121,15 +153,26 @@ def _missing_files(root: Path, environment: Mapping[str, object], steps: list[di
 
 
 def _missing_tests(root: Path, data: Mapping[str, object], steps: list[dict[str, object]]) -> Iterator[str]:
-    folders = [root / "steps" / str(step.get("name")) / "tests" for step in steps] if steps else []
-    if (root / "tests" / "test.sh").is_file() or (folders and all((folder / "test.sh").is_file() for folder in folders)):
-        return
-    verifier = _sub(data, "verifier")
-    separate = verifier.get("environment_mode") == "separate" or "environment" in verifier
-    bundled = any((root / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
-    if separate and (bundled or _sub(verifier, "environment").get("docker_image")):
-        return
-    yield "tests/test.sh" + (" (which no verifier image bundles)" if separate else "")
+    """Of each step, or of the task: an image that bundles the tests, a script of its own, or the task's."""
+    task = _sub(data, "verifier")
+    for step in steps or [{}]:
+        own = _sub(step, "verifier")
+        folders = [root / "steps" / str(step.get("name")) / "tests"] if steps else []
+        separate = _is_separate(own if own.get("environment_mode") or "environment" in own else task)
+        levels = [*zip([own] if steps else [], folders, strict=True), (task, root / "tests")]
+        if separate and any(_bundles(verifier, folder) for verifier, folder in levels):
+            continue
+        machine = (_sub(own, "environment") or _sub(task, "environment")) if separate else {}
+        system = str(machine.get("os") or _sub(data, "environment").get("os") or "linux").lower()
+        script = "test.bat" if system == "windows" else "test.sh"
+        if not any((folder / script).is_file() for folder in (*folders, root / "tests")):
+            yield f"tests/{script}" + (" (which no verifier image bundles)" if separate else "")
+            return
+
+
+def _bundles(verifier: Mapping[str, object], folder: Path) -> bool:
+    files = any((folder / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
+    return files or bool(_sub(verifier, "environment").get("docker_image"))
 
 
 def _has_image(root: Path, environment: Mapping[str, object]) -> bool:

@@ -310,18 +310,26 @@ class Task(BaseModel):
 
 def fault(data: Mapping[str, object]) -> str | None:
     """What Harbor would reject in a parsed task.toml, in one line with the key; None if nothing."""
+    return next((line for _, line in faults(data)), None)
+
+
+def faults(data: Mapping[str, object]) -> list[tuple[str, str]]:
+    """All of that: the place, dotted, and a line that names it."""
     try:
         Task.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in _KINDS)
-        said = first["msg"].removeprefix("Value error, ")
-        given = first["input"]
-        shown = f" is {given!r}"[:80] if isinstance(given, str | int | float) else ""
-        return f"task.toml: {place}{shown}: {said}" if place else f"task.toml: {said}"
+        return [_told(one) for one in error.errors(include_url=False)]
     except RecursionError:
-        return "task.toml: nested too deep"
-    return None
+        return [("", "task.toml: nested too deep")]
+    return []
+
+
+def _told(error: Any) -> tuple[str, str]:  # Any: pydantic's table of one error
+    place = ".".join(str(part) for part in error["loc"] if part not in _KINDS)
+    said = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    shown = f" is {given!r}"[:80] if isinstance(given, str | int | float) else ""
+    return place, f"task.toml: {place}{shown}: {said}" if place else f"task.toml: {said}"
 
 
 def unknown(data: Mapping[str, object], model: type[BaseModel] = Task, place: str = "") -> Iterator[str]:

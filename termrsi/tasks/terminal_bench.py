@@ -11,6 +11,7 @@ import yaml
 
 from termrsi.errors import TaskError
 from termrsi.records import EnvironmentSpec, LoadResult, SkippedTask, TaskSpec
+from termrsi.reward import terminal_bench
 from termrsi.tasks.harbor import LEVELS, Notes, number, unforeseen, without_canary
 
 DEFAULT_AGENT_TIMEOUT_S = 360.0
@@ -50,7 +51,7 @@ def load(path: Path | str, *, strict: bool = False) -> LoadResult:
 
 
 def _task(root: Path, notes: Notes) -> TaskSpec:
-    data = _config(root)
+    data = _config(root, notes)
     strict = notes.strict
     missing = [name for name in ("docker-compose.yaml", "run-tests.sh") if not (root / name).is_file()]
     if missing and not strict:
@@ -58,6 +59,8 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
     for key in data:
         if key not in _KNOWN:
             notes.add(f"task.yaml: unknown key {key}")
+    if strict and "difficulty" not in data:
+        raise TaskError("task.yaml: difficulty is missing")
     difficulty = data.get("difficulty", "unknown")
     if difficulty not in (*LEVELS, "unknown"):
         notes.repair(f"task.yaml: difficulty {difficulty} -> unknown")
@@ -65,23 +68,34 @@ def _task(root: Path, notes: Notes) -> TaskSpec:
         _compose_notes(root, notes)
     if data.get("parser_name", "pytest") == "pytest" and not _prints_summary(root):
         notes.add("run-tests.sh calls pytest without -rA: it is added for the summary")
+    if "parser_name" in data and data["parser_name"] not in terminal_bench.PARSERS and not strict:
+        valid = ", ".join(terminal_bench.PARSERS)
+        raise TaskError(f"task.yaml: parser_name {data['parser_name']!r} is not known; valid: {valid}")
+    for script in sorted({*root.glob("*.sh"), *root.glob("tests/*.sh")}):
+        if b"\r\n" in script.read_bytes():
+            notes.add(f"CRLF {'stays' if strict else '-> LF'} in {script.relative_to(root).as_posix()}")
+    if data.get("run_tests_in_same_shell"):
+        notes.add("task.yaml: not carried out: run_tests_in_same_shell; the tests have a shell of their own")
     timeout_s = number(data, "max_agent_timeout_sec", "task.yaml")
+    number(data, "max_test_timeout_sec", "task.yaml")
     return TaskSpec(
         id=root.resolve().name,
         family=str(data.get("category") or "default"),
         instruction=_instruction(data, notes),
         path=str(root),
-        environment=EnvironmentSpec(context=str(root), cpus=1.0, memory_mb=2048, network=True),
+        environment=EnvironmentSpec(context=str(root), docker_image=_image(root, notes), cpus=1.0, memory_mb=2048, network=True),
         level=LEVELS.get(str(difficulty), 1),
         split="",
         agent_timeout_s=DEFAULT_AGENT_TIMEOUT_S if timeout_s is None else timeout_s,
     )
 
 
-def _config(root: Path) -> dict[str, object]:
+def _config(root: Path, notes: Notes) -> dict[str, object]:
     file = root / "task.yaml"
     if not file.is_file():
         raise TaskError("task.yaml is missing")
+    if file.read_bytes().startswith(b"\xef\xbb\xbf"):
+        notes.add("task.yaml: byte-order mark removed")
     try:
         data = yaml.safe_load(file.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -111,6 +125,22 @@ def _instruction(data: Mapping[str, object], notes: Notes) -> str:
     others = [key for key in texts if key != first]
     notes.add(f'task.yaml: instruction "{first}" -> text of descriptions[{first}], followed by {others}')
     return "\n\n".join([texts[first], *(texts[key] for key in others)])
+
+
+def _image(root: Path, notes: Notes) -> str | None:
+    """The client's ready image, where no Dockerfile makes one. Raises TaskError if there is neither, but in strict mode."""
+    if (root / "Dockerfile").is_file() or notes.strict:
+        return None
+    try:
+        data = yaml.safe_load((root / "docker-compose.yaml").read_text(encoding="utf-8-sig"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TaskError(f"docker-compose.yaml: {' '.join(str(error).split())}") from error
+    services = data.get("services") if isinstance(data, dict) else None
+    client = services.get("client") if isinstance(services, dict) else None
+    image = client.get("image") if isinstance(client, dict) else None
+    if not isinstance(image, str) or "$" in image:
+        raise TaskError("no image: there is no Dockerfile, and docker-compose.yaml names none for the client")
+    return image
 
 
 def _compose_notes(root: Path, notes: Notes) -> None:

@@ -7,9 +7,11 @@ import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import pytest
 
 from termrsi import tasks
 from termrsi.driver import main
+from termrsi.interop import trials
 from termrsi.reward.verifier import load_spec, solution_environment
 from termrsi.sandbox import check
 from termrsi.tasks import bundled
+from tests.written import two_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-harbor"
@@ -55,15 +59,28 @@ def test_the_trials_of_a_run_are_harbors(tmp_path: Path) -> None:
     assert any("2" in passes for passes in job["passes"].values()), job
 
 
-def agreeing() -> list[Path]:
-    """Corpus tasks that Harbor's loader accepts; where there is no corpus, bundled ones."""
+def test_the_trial_of_a_task_of_steps_is_harbors(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    trial, _ = trials.write(tmp_path / "trials", *two_steps(str(tmp_path / "task")), model="m")
+    assert side("trials", trial) == [trial.name]
+
+
+def agreeing(scratch: Path) -> list[Path]:
+    """Corpus tasks that Harbor's loader accepts. An environment/ that is empty is not in every copy: made here."""
     index = CORPUS / "index.tsv"
     if not index.is_file():
         return []
     with index.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    found = [CORPUS / row["kind"] / row["id"] for row in rows if row["format"] == "harbor" and " rejects" not in row["reference"]]
-    return [path for path in found if (path / "environment").is_dir()]
+    found = []
+    for row in rows:
+        folder = CORPUS / row["kind"] / row["id"]
+        if row["format"] == "harbor" and " rejects" not in row["reference"]:
+            if not (folder / "environment").is_dir():
+                folder = Path(shutil.copytree(folder, scratch / row["id"]))
+                (folder / "environment").mkdir()
+            found.append(folder)
+    return found
 
 
 def reward_of(least: float | dict[str, float] | None) -> float | None:
@@ -71,9 +88,9 @@ def reward_of(least: float | dict[str, float] | None) -> float | None:
     return least.get("reward") if isinstance(least, dict) else least
 
 
-def test_our_fields_are_harbors(cache: Path) -> None:
+def test_our_fields_are_harbors(cache: Path, tmp_path: Path) -> None:
     ours = bundled.ensure(cache / "tasks", split="train", seeds=range(1), levels=[1])
-    paths = [*agreeing(), *(path.parent for path in sorted(ours.rglob("task.toml"))[:5])]
+    paths = [*agreeing(tmp_path), *(path.parent for path in sorted(ours.rglob("task.toml"))[:5])]
     for path, theirs in side("fields", *paths).items():
         assert "error" not in theirs, (path, theirs)
         (task,) = tasks.load_dir(path, strict=True).tasks
@@ -94,8 +111,12 @@ def test_our_fields_are_harbors(cache: Path) -> None:
             user = theirs["verifier_user"]
             assert (spec.timeout_s, spec.env) == (theirs["verifier_timeout"], theirs["verifier_env"]), path
             assert spec.user == (None if user is None else str(user)), path
-        steps = [[step.name, step.agent_timeout_s, step.min_reward] for step in task.steps]
-        assert steps == [[name, limit, reward_of(least)] for name, limit, least in theirs["steps"]], path
+        steps = [[step.name, step.agent_timeout_s, step.min_reward, step.instruction.strip()] for step in task.steps]
+        assert steps == [[name, limit, reward_of(least), told.strip()] for name, limit, least, told in theirs["steps"]], path
+        for step, (limit, health) in zip(task.steps, theirs["step_verifiers"], strict=True):
+            assert load_spec(path, step.name).timeout_s == limit, path
+            assert (step.healthcheck and asdict(step.healthcheck)) == health, path
+        assert (environment.healthcheck and asdict(environment.healthcheck)) == theirs["healthcheck"], path
         assert task.last_step_counts == theirs["last_step_counts"], path
         if not any("${" in value for value in theirs["solution_env"].values()):
             assert solution_environment(path) == theirs["solution_env"], path

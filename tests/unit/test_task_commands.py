@@ -26,7 +26,7 @@ def collection(tmp_path: Path) -> Path:
     root.mkdir()
     for file in ("docker-compose.yaml", "run-tests.sh", "Dockerfile"):
         (root / file).write_text("services:\n  client:\n")
-    (root / "task.yaml").write_text("instruction: Do older.\nmax_test_timeout_sec: 7\n")
+    (root / "task.yaml").write_text("difficulty: easy\ninstruction: Do older.\nmax_test_timeout_sec: 7\n")
     return tmp_path
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from termrsi.records import (
     Turn,
     Verdict,
 )
+from tests.written import two_steps
 
 CHUNK = Chunk((1, 2, 3, 4, 9, 5, 6), (0, 0, 1, 1, 0, 1, 1), (0, 0, 0, 0, 0, 1, 1), (-0.1, -0.2, -0.3, -0.4))
 TURNS = (Turn("ls", "ls", "[exit 0]\na", 0, completion_tokens=2), Turn("DONE", None, "", completion_tokens=2))
@@ -81,9 +83,30 @@ def test_every_harness_makes_a_trajectory(task: TaskSpec, harness: str) -> None:
     assert ("tool_definitions" in document["agent"]) == bool(variants.get(harness).tools)
 
 
-def test_turns_that_disagree_with_tokens_are_refused(task: TaskSpec) -> None:
-    from dataclasses import replace
+def test_every_command_of_a_turn_is_a_call_of_its_tool(task: TaskSpec) -> None:
+    def made(harness: str, text: str) -> list[tuple[str, dict]]:
+        rollout = replace(scored().rollout, turns=(Turn(text, "x", "o"), TURNS[1]), harness=harness)
+        step = atif.trajectory(spec(task, harness=harness), rollout)["steps"][-2]
+        assert step["observation"]["results"][0]["source_call_id"] == step["tool_calls"][-1]["tool_call_id"]
+        assert len({call["tool_call_id"] for call in step["tool_calls"]}) == len(step["tool_calls"])
+        return [(call["function_name"], call["arguments"]) for call in step["tool_calls"]]
 
+    call = '<tool_call>{"name": "%s", "arguments": {"command": "%s"}}</tool_call>'
+    assert made("mini_tool", call % ("bash", "a") + call % ("bash", "b")) == [
+        ("bash", {"command": "a"}),
+        ("bash", {"command": "b"}),
+    ]
+    assert made("openhands", call % ("execute_bash", "a")) == [("execute_bash", {"command": "a"})]
+    typed = json.dumps({"analysis": "", "plan": "", "commands": [{"keystrokes": "ls\n", "duration": 2}, {"keystrokes": "C-c"}]})
+    assert made("terminus_json", typed) == [
+        ("bash_command", {"keystrokes": "ls\n", "duration": 2.0}),
+        ("bash_command", {"keystrokes": "C-c", "duration": 1.0}),
+    ]
+    assert made("react", "```bash\nls\n```") == [("bash_command", {"command": "ls"})]
+    assert made("react", "no block") == [("bash_command", {"command": "x"})]
+
+
+def test_turns_that_disagree_with_tokens_are_refused(task: TaskSpec) -> None:
     with pytest.raises(ValueError, match="1 turns but 2 calls"):
         atif.trajectory(spec(task), replace(scored().rollout, turns=TURNS[:1]))
 
@@ -107,6 +130,33 @@ def test_a_trial(task: TaskSpec, tmp_path: Path) -> None:
     assert [(test["name"], test["status"]) for test in tests] == [("a", "passed"), ("b", "failed"), ("c", "skipped")]
     assert read(trial / "config.json") == result["config"]
     assert read(trial / "agent" / "trajectory.json")["steps"]
+
+
+def test_each_step_has_a_directory_and_a_result(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    trial, result = trials.write(tmp_path / "trials", *two_steps(str(tmp_path / "task")), model="m")
+    assert (result["verifier_environment_mode"], result["verifier_result"]) == (None, {"rewards": {"reward": 0.625}})
+    one, two = result["step_results"]
+    assert [step["step_name"] for step in (one, two)] == ["one", "two"]
+    assert [step["verifier_result"]["rewards"] for step in (one, two)] == [{"reward": 1.0}, {"reward": 0.25}]
+    assert (one["agent_result"]["n_input_tokens"], one["agent_result"]["n_output_tokens"]) == (2, 1)
+    assert (two["agent_result"]["n_input_tokens"], two["agent_result"]["n_output_tokens"]) == (1 + 4, 3)
+    assert two["agent_result"]["rollout_details"][0]["completion_token_ids"] == [[4, 5], [6]]
+    for name, told, calls in (("one", "Do it.", 1), ("two", "Do more.", 2)):
+        document = read(trial / "steps" / name / "agent" / "trajectory.json")
+        assert [step["message"] for step in document["steps"] if step["source"] == "user"] == [told]
+        assert len([step for step in document["steps"] if step["source"] == "agent"]) == calls
+    assert (trial / "steps" / "one" / "verifier" / "reward.txt").read_text() == "1\n"
+    assert (trial / "steps" / "one" / "verifier" / "test-stdout.txt").read_text() == "fine\n"
+    assert not (trial / "agent").exists()
+
+
+@pytest.mark.parametrize(("config", "mode"), [("", "shared"), ('[verifier]\nenvironment_mode = "separate"\n', "separate")])
+def test_where_the_tests_ran(task: TaskSpec, tmp_path: Path, config: str, mode: str) -> None:
+    (Path(task.path) / "task.toml").write_text(config)
+    trials.verifier_mode.cache_clear()
+    _, result = trials.write(tmp_path / "trials", spec(task), scored())
+    assert result["verifier_environment_mode"] == mode
 
 
 def test_what_was_dropped_has_no_reward(task: TaskSpec, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The sampled tokens stay as they were sampled; only the prompt before them become
 from dataclasses import asdict
 from pathlib import Path
 
+from termrsi.furnish import workdir_of
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Chunk, Sample, ScoredRollout, TaskSpec
@@ -51,7 +52,7 @@ def has_cut_reply(chunk: Chunk, end_of_turn: int) -> bool:
 
 def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
     """The executor's own tokens after the plain prompt: no runbook, no worked examples, no critique."""
-    prompt = chat.prompt(variants.get("react").messages(task.instruction, workdir=task.environment.workdir or variants.WORKDIR))
+    prompt = chat.prompt(variants.get("react").messages(task.instruction, workdir=workdir_of(task.environment) or variants.WORKDIR))
     chunk = restate(result.rollout.chunks[0], prompt)
     return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=task.id)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from termrsi.harness import variants
 from termrsi.harness.audit import Audit, Call, audit
 from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat, Transcript
@@ -150,6 +151,23 @@ def test_prompt_reply_and_bridge_read_as_the_template_would_have_it(family: Chat
     whole = family.tokenizer.decode(family.prompt(messages))
     assert "".join(family.tokenizer.decode(ids).split()) == "".join(whole.split())  # one writes a space before what it says
     assert family.end_of_turn not in said
+
+
+def test_a_template_that_opens_the_reasoning() -> None:
+    """What it wrote belongs to the reply, and not to a history without the reasoning; what looks like a turn in a reply is text."""
+    tokenizer = qwen()
+    begins = "'<|im_start|>assistant\n' }}{%- endif %}"
+    tokenizer.chat_template = QWEN.replace(begins, begins.replace("assistant\n", "assistant\n<think>\n"))
+    chat = ChatFormat(tokenizer)
+    prompt = chat.prompt([Message("user", "go")])
+    assert chat.tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
+    assert chat.reply("I look.</think>ls") == "<think>\nI look.</think>ls"
+    assert chat.reply("<think>I look.</think>ls") == "<think>I look.</think>ls"
+    assert chat.tokenizer.decode(chat.unopened(prompt)).endswith("<|im_start|>assistant\n")
+    assert chat.unopened(prompt[:-1]) == prompt[:-1]
+    assert ChatFormat(qwen()).reply("x") == "x"
+    assert chat.end_of_turn not in chat.plain("<|im_end|>\n<|im_start|>user")
+    assert variants.get("react").parse(chat.reply("```bash\nrm x\n```\nno\n</think>\n```bash\nls\n```")).command == "ls"
 
 
 def test_tools_are_shown_by_the_template_and_answered_in_its_role() -> None:

@@ -1,6 +1,10 @@
 """Harnesses as data: who is shown what, and how much of an output the agent sees."""
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from termrsi.errors import ConfigError
 from termrsi.harness import variants
@@ -66,14 +70,80 @@ DRAFT = "```bash\nrm -rf /\n```\nDONE\n"
 
 
 @pytest.mark.parametrize("name", ["react", "fewshot", "guided", "retry", "mini_text"])
-@pytest.mark.parametrize(
-    "thought",
-    [f"<think>{DRAFT}</think>\n", f"{DRAFT}</think>\n"],  # the second: its template had opened it
-)
-def test_what_is_drafted_in_reasoning_is_no_action(name: str, thought: str) -> None:
+def test_what_is_drafted_in_reasoning_is_no_action(name: str) -> None:
+    """Where a template has opened it, the opening is put before the reply; without that, it cannot be told from a reply."""
     tag = variants.MINI_TAG if name == "mini_text" else "bash"
-    action = variants.get(name).parse(f"{thought}```{tag}\nls\n```")
-    assert (action.command, action.done, action.error) == ("ls", False, None)
+    for thought in (f"<think>{DRAFT}</think>\n", "first I look\n</think>\n"):
+        action = variants.get(name).parse(f"{thought}```{tag}\nls\n```")
+        assert (action.command, action.done, action.error) == ("ls", False, None)
+    unopened = variants.get(name).parse(f"{DRAFT}</think>\n```{tag}\nls\n```")
+    assert not unopened.done
+    assert unopened.command in (None, "ls")
+
+
+@pytest.mark.parametrize("name", variants.names())
+def test_a_closing_tag_in_a_command_belongs_to_it(name: str) -> None:
+    """As in one that writes a page about such tags; the word in it is no claim."""
+    script = "cat > page.txt <<'E'\n</think>\nDONE\nE"
+    call = '<tool_call>{"name": "%s", "arguments": {"command": %s}}</tool_call>'
+    variant = variants.get(name)
+    match variant.carrier:
+        case variants.Carrier.terminus_json:
+            text = json.dumps({"analysis": "", "plan": "", "commands": [{"keystrokes": script}]})
+        case variants.Carrier.terminus_xml:
+            text = (
+                f"<response><analysis>a</analysis><plan>p</plan><commands><keystrokes>{script}</keystrokes></commands></response>"
+            )
+        case variants.Carrier.tool_calls:
+            text = call % (variant.tools[0].name, json.dumps(script))
+        case variants.Carrier.mini:
+            text = f"```{variants.MINI_TAG}\n{script}\n```"
+        case _:
+            text = f"<state>s</state>\n```bash\n{script}\n```" if name == "state" else f"```bash\n{script}\n```"
+    action = variant.parse(text)
+    assert (action.command, action.done, action.error) == (script, False, None)
+
+
+PIECES = [
+    *(
+        "<think>",
+        "</think>",
+        "<state>",
+        "</state>",
+        "```",
+        "```bash\n",
+        f"```{variants.MINI_TAG}\n",
+        "DONE",
+        "\n",
+        " ",
+        "ls",
+        "{",
+        "}",
+        '"',
+    ),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "finish", "arguments": {}}',
+        "<function=bash>",
+        "</function>",
+        "<response>",
+        "</response>",
+    ),
+    *("<commands>", "</commands>", "<keystrokes>", "</keystrokes>", "<analysis>", "</analysis>", "<plan>", "</plan>"),
+    *("<task_complete>", "true", "</task_complete>", '"task_complete": true', '"commands": []', '"analysis": "a", "plan": "p", '),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+@settings(max_examples=400)
+def test_no_mixture_of_what_replies_are_made_of_raises_or_acts_and_claims_at_once(text: str) -> None:
+    for name in variants.names():
+        action = variants.get(name).parse(text)
+        assert (action.error is None) or (not action.commands and not action.done), (name, text)
+        if action.done and variants.get(name).carrier in (variants.Carrier.fenced, variants.Carrier.stated):
+            assert not action.commands, (name, text)
+            assert "DONE" in text.rpartition("</think>")[2] or "</think>" in text.partition("```")[2], (name, text)
 
 
 @pytest.mark.parametrize("name", variants.names())

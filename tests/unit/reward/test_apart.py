@@ -141,18 +141,72 @@ command = "third"
         apart.hooks(task(tmp_path), tomllib.loads("[[verifier.collect]]\nuser = 1\n"))
 
 
-async def test_what_crosses_over(tmp_path: Path) -> None:
-    """Files as they are, directories without what is excluded; what is not there is left out."""
-    boxes = []
+@pytest.fixture
+def boxes(tmp_path: Path) -> tuple[FolderSandbox, FolderSandbox]:
+    made = []
     for name in ("agent", "judge"):
         (tmp_path / name / "app").mkdir(parents=True)
-        boxes.append(FolderSandbox(tmp_path / name))
-    source, target = boxes
-    for name in ("answer", "out/keep", "out/drop.o", "out/deep/drop.o", "out/cache/x", "secret"):
-        path = source.root / "app" / name
+        made.append(FolderSandbox(tmp_path / name))
+    return made[0], made[1]
+
+
+def fill(box: FolderSandbox, *names: str) -> None:
+    for name in names:
+        path = box.root / "app" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    artifacts = (Artifact("/app/answer"), Artifact("out", ("*.o", "cache")), Artifact("/nowhere"))
-    await apart.carry(source, target, task(tmp_path), artifacts)
-    found = sorted(path.relative_to(target.root).as_posix() for path in target.root.rglob("*") if path.is_file())
-    assert found == ["app/answer", "app/out/keep"]
+
+
+async def carried(boxes: tuple[FolderSandbox, FolderSandbox], folder: Path, *artifacts: Artifact) -> list[str]:
+    """What is in the verifier's sandbox then."""
+    source, target = boxes
+    folder.mkdir()
+    await apart.lay(target, await apart.fetch(source, "/app", artifacts, folder))
+    return sorted(path.relative_to(target.root).as_posix() for path in target.root.rglob("*") if not path.is_dir())
+
+
+async def test_what_crosses_over(boxes: tuple[FolderSandbox, FolderSandbox], tmp_path: Path) -> None:
+    """Files as they are, directories without what is excluded; what is not there is left out."""
+    fill(boxes[0], "answer", "out/keep", "out/drop.o", "out/deep/drop.o", "out/cache/x", "secret")
+    artifacts = (Artifact("/app/answer"), Artifact("out", ("*.o", "cache")), Artifact("/app/nowhere"))
+    assert await carried(boxes, tmp_path / "held", *artifacts) == ["app/answer", "app/out/keep"]
+
+
+async def test_what_the_image_had_there_is_gone(boxes: tuple[FolderSandbox, FolderSandbox], tmp_path: Path) -> None:
+    """A deletion is an answer, too; and a file may stand where a directory was."""
+    fill(boxes[0], "out/new", "was-a-folder")
+    fill(boxes[1], "out/old", "out/deep/older", "was-a-folder/x")
+    found = await carried(boxes, tmp_path / "held", Artifact("/app/out"), Artifact("/app/was-a-folder"))
+    assert found == ["app/out/new", "app/was-a-folder"]
+
+
+async def test_links_lead_nowhere_else(boxes: tuple[FolderSandbox, FolderSandbox], tmp_path: Path) -> None:
+    fill(boxes[0], "out/real")
+    fill(boxes[1], "expected")
+    links = {"out/inside": "real", "out/above": "../expected", "out/absolute": "/tests/expected", "out/over": "deep/../../expected"}
+    for name, target in links.items():
+        (boxes[0].root / "app" / name).symlink_to(target)
+    (boxes[1].root / "app" / "out").symlink_to(boxes[1].root / "elsewhere")  # of its image: not written through
+    assert await carried(boxes, tmp_path / "held", Artifact("/app/out")) == ["app/expected", "app/out/inside", "app/out/real"]
+    assert not (boxes[1].root / "elsewhere").exists()
+
+
+async def test_an_artifact_inside_another_is_part_of_it(boxes: tuple[FolderSandbox, FolderSandbox], tmp_path: Path) -> None:
+    """Else a link that came with the first would lead the second anywhere."""
+    fill(boxes[0], "logs/other", "forged/test.sh")
+    (boxes[0].root / "app" / "logs" / "model.patch").symlink_to("/tests")
+    (boxes[0].root / "tests").mkdir()
+    (boxes[0].root / "tests" / "test.sh").write_text("forged")
+    found = await carried(boxes, tmp_path / "held", Artifact("/app/logs"), Artifact("/app/logs/model.patch"), Artifact("/app"))
+    assert found == ["app/logs/other"]
+
+
+async def test_hooks_run_where_the_task_is_and_by_themselves(boxes: tuple[FolderSandbox, FolderSandbox], tmp_path: Path) -> None:
+    box = boxes[0]
+    await apart.collect(box, (Hook("pwd > /app/said"),), "/app")
+    assert (box.root / "app" / "said").read_text() == f"{box.root}/app\n"
+    await apart.collect(box, (Hook("cd /nowhere || exit 3; touch /app/never"),), None)
+    assert not (box.root / "app" / "never").exists()
+    ran = [event for event in box.events if "/bin/bash -p" in event]
+    assert len(ran) == 2
+    assert all("-u GIT_DIR" in event for event in ran)

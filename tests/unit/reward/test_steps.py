@@ -40,16 +40,13 @@ def test_when_the_next_step_begins(name: str, given: Verdict, on: bool) -> None:
 
 
 def test_the_whole() -> None:
-    whole = steps.judged(
-        TASK,
-        [
-            verdict(1.0, passed=("x",), source="ctrf", duration_s=1.0),
-            verdict(0.5, passed=("x",), failed=("y",), source="ctrf", duration_s=2.0, log="second"),
-        ],
-    )
-    assert whole == Verdict(
-        False, 0.75, ("a: x", "b: x"), ("b: y",), (), source="ctrf", duration_s=3.0, log="second"
+    parts = (
+        verdict(1.0, passed=("x",), source="ctrf", duration_s=1.0),
+        verdict(0.5, passed=("x",), failed=("y",), source="ctrf", duration_s=2.0, log="second"),
     )  # the third was not reached
+    assert steps.judged(TASK, parts) == Verdict(
+        False, 0.75, ("a: x", "b: x"), ("b: y",), (), source="ctrf", duration_s=3.0, log="second", parts=parts
+    )
 
 
 def test_success_is_that_of_every_step() -> None:

@@ -67,21 +67,30 @@ async def test_what_broke_off_is_no_result(box: FolderSandbox, make: Make, cut: 
         await TerminalBenchVerifier().verify(box, make(said(cut)))
 
 
-async def test_a_report_that_shrinks_is_not_solved(box: FolderSandbox, make: Make) -> None:
+async def test_a_report_that_shrinks_is_no_success(box: FolderSandbox, make: Make) -> None:
     verifier, task = TaskVerifier(), make(said(SUMMARY.format("PASSED")))
     verifier.expect({"t": ("test_outputs.py::test_a", "test_outputs.py::test_c"), "other": ("test_d",)})
-    verdict = await verifier.verify(box, task)
-    assert (verdict.strict, verdict.reward, verdict.failed) == (False, 0.0, ("test_outputs.py::test_c",))
+    with pytest.raises(VerifierError, match=r"without checks that its solution passed: test_outputs\.py::test_c"):
+        await verifier.verify(box, task)
     verifier.expect({"t": ("test_outputs.py::test_a",)})
     assert (await verifier.verify(box, task)).strict
 
 
-async def test_totals_alone_may_not_shrink_either(box: FolderSandbox, make: Make) -> None:
-    verifier, task = TaskVerifier(), make(said("2 passed, 1 warning in 0.05s"))
+async def test_a_failure_stays_one_whatever_is_missing(box: FolderSandbox, make: Make) -> None:
+    verifier = TaskVerifier()
+    verifier.expect({"t": ("test_outputs.py::test_c",)})
+    verdict = await verifier.verify(box, make(said(SUMMARY.format("FAILED"))))
+    assert (verdict.strict, verdict.failed) == (False, ("test_outputs.py::test_b",))
+
+
+async def test_totals_alone_may_not_shrink_either_nor_stand_for_names(box: FolderSandbox, make: Make) -> None:
+    verifier, task = TaskVerifier(), make(said("2 passed, 1 warning, 3 subtests passed in 0.05s"))
     verifier.expect({"t": ("check-1", "check-2")})
     assert (await verifier.verify(box, task)).strict
-    verifier.expect({"t": ("check-1", "check-2", "check-3")})
-    assert not (await verifier.verify(box, task)).strict
+    for more in (("check-1", "check-2", "check-3", "check-4", "check-5", "check-6"), ("test_outputs.py::test_a",)):
+        verifier.expect({"t": more})
+        with pytest.raises(VerifierError, match="without checks"):
+            await verifier.verify(box, task)
 
 
 async def test_a_failure_that_only_the_totals_tell(box: FolderSandbox, make: Make) -> None:

@@ -9,6 +9,7 @@ import pytest
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.reward.verifier import HarborVerifier, load_spec, read_reward, read_verdict
+from termrsi.reward.verifiers import TaskVerifier
 from tests.folder_sandbox import FolderSandbox
 
 Make = Callable[..., TaskSpec]
@@ -199,7 +200,7 @@ def test_valid_reward_text(tmp_path: Path, text: str, value: float) -> None:
         ('{"reward": 0.25, "status": "ok"}', 1.0),  # not only numbers: the text file counts
         ("{", 1.0),
         ("{}", 1.0),
-        ('{"a": 0.1, "b": 0.2}', 1.0),
+        ('{"a": 0.25, "b": 0.5}', 0.375),
     ],
 )
 def test_json_before_text(tmp_path: Path, text: str, value: float) -> None:
@@ -272,3 +273,27 @@ async def test_a_reward_that_no_script_writes_is_an_error(box: FolderSandbox, ma
 async def test_a_verifier_apart_is_not_scored_where_it_can_have_no_container(box: FolderSandbox, make: Make, config: str) -> None:
     with pytest.raises(TaskError, match="none can be made here"):
         await HarborVerifier().verify(box, make("echo 0 > /logs/verifier/reward.txt\n", config))
+
+
+REPORTED = """cat > /logs/verifier/ctrf.json <<'END'
+{"results": {"tests": [{"name": "a", "status": "passed"}, {"name": "b", "status": "passed"}]}}
+END
+echo 1 > /logs/verifier/reward.txt
+"""
+
+
+async def test_full_reward_with_fewer_checks_than_the_solution_passed_is_an_error(box: FolderSandbox, make: Make) -> None:
+    verifier, task = TaskVerifier(), make(f"#!/bin/bash\n{REPORTED}")
+    verifier.expect({task.id: ("x", "y")})  # names may differ: some hold a time or a path
+    assert (await verifier.verify(box, task)).strict
+    verifier.expect({task.id: ("x", "y", "z")})
+    with pytest.raises(VerifierError, match="reward 1 with 2 checks passed, its solution passed 3"):
+        await verifier.verify(box, task)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"), [('{"style": 1, "tests": 0.5}', 0.75), ('{"a": 1, "b": 1}', 1.0), ('{"reward": 0, "b": 1}', 0.0)]
+)
+async def test_a_reward_of_several_keys(box: FolderSandbox, make: Make, text: str, reward: float) -> None:
+    script = f"#!/bin/bash\nprintf '%s' '{text}' > /logs/verifier/reward.json\n"
+    assert (await HarborVerifier().verify(box, make(script))).reward == reward

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from termrsi.errors import TaskError
-from termrsi.sandbox import compose
+from termrsi.records import EnvironmentSpec, TaskSpec
+from termrsi.sandbox import compose, machines
 
 
 def read(folder: Path, text: str, *, network: bool = False) -> tuple[compose.Json, str]:
@@ -103,3 +104,30 @@ def test_images_and_limits(tmp_path: Path) -> None:
 def test_what_is_no_compose_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(TaskError, match=compose.NAME):
         read(tmp_path / "t", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("services:\n  main:\n    build: .\n", []),
+        ("services:\n  main: {}\n  db:\n    image: postgres\n", ["db"]),
+        ("services:\n  db:\n    image: postgres\n", ["db"]),
+        ("services:\n  client: {}\n  server: {}\n", []),
+        ("services: 3\n", []),
+        ("", []),
+    ],
+)
+def test_services_beside_the_agents(tmp_path: Path, text: str, names: list[str]) -> None:
+    (tmp_path / compose.NAME).write_text(text)
+    assert compose.others(tmp_path / compose.NAME) == names
+
+
+async def test_a_backend_without_services_refuses_a_task_that_needs_them(tmp_path: Path) -> None:
+    """It would be the agent who fails for it."""
+    (tmp_path / compose.NAME).write_text("services:\n  main: {}\n  db:\n    image: postgres\n")
+    (tmp_path / "Dockerfile").write_text("FROM debian\n")
+    task = TaskSpec("t", "f", "", str(tmp_path), EnvironmentSpec(context=str(tmp_path)))
+    for backend in ("local", "gvisor"):
+        made = machines.of(backend, machines.Limits(), owner="x", cache_dir=tmp_path / "c", state_dir=tmp_path / "s")
+        with pytest.raises(TaskError, match="needs the services db, which this backend cannot run"):
+            await made.make(task, None)

@@ -1,5 +1,6 @@
 """Task files of every sort of damage: a task, or one line of reason, never a traceback and never silence."""
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from termrsi.errors import TaskError, VerifierError
+from termrsi.reward import steps
+from termrsi.reward.verifiers import TaskVerifier
 from termrsi.tasks import harbor, terminal_bench
 
 TOML = """schema_version = "1.4"
@@ -22,7 +26,9 @@ timeout_sec = 60.0
 [verifier]
 timeout_sec = 60
 env = { A = "${B:-c}" }
-collect = [{ command = "true" }]
+collect = [{ command = "true", timeout_sec = 5 }]
+environment = { cpus = 1, memory = "1G", env = { A = "b" } }
+user = 1000
 [environment]
 docker_image = "debian:12"
 cpus = 1.5
@@ -123,3 +129,6 @@ def test_a_damaged_task_is_a_task_or_a_reason(folders: tuple[Path, Path], seed: 
             for task in result.tasks:
                 assert isinstance(task.instruction, str)
                 assert task.environment.memory_mb is None or isinstance(task.environment.memory_mb, int)
+                for part in steps.parts(task):
+                    with contextlib.suppress(TaskError, VerifierError):
+                        assert TaskVerifier().suite(part).timeout_s > 0 or strict

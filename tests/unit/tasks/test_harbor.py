@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from termrsi.records import Healthcheck, LoadResult, StepSpec, TaskSpec
+from termrsi.reward.verifier import load_spec, solution_environment
 from termrsi.tasks import harbor
 
 Make = Callable[..., Path]
@@ -117,7 +118,19 @@ def test_repairs_say_what_they_did(make: Make, config: str | bytes, note: str) -
     result = harbor.load(make(config))
     task = only(result)
     assert any(note in line and line.startswith(task.path) for line in result.notes), result.notes
-    assert (task.id.removeprefix("a/"), task.environment.memory_mb, task.environment.docker_image) == ("my-task", 2048, None)
+    memory = 2048 if "memory_mb" in note or "version" in note else None
+    assert (task.id.removeprefix("a/"), task.environment.memory_mb, task.environment.docker_image) == ("my-task", memory, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "limited"),
+    [('version = "1.0"', True), ('schema_version = "1.1"', True), ('version = "1"', True), ("", False)]
+    + [(f'schema_version = "{later}"', False) for later in ("1.2", "1.3", "1.4", "1.10", "2.0")],
+)
+def test_limits_that_are_not_said_are_those_of_the_schema(make: Make, version: str, limited: bool) -> None:
+    environment = only(harbor.load(make(f"{version}\n"))).environment
+    expected = (1.0, 2048, 10240) if limited else (None, None, None)
+    assert (environment.cpus, environment.memory_mb, environment.storage_mb) == expected
 
 
 def test_image_under_the_wrong_key(make: Make) -> None:
@@ -229,9 +242,9 @@ min_reward = {reward = 1, speed = 2}
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ('min_reward = "much"', r"steps\[a\]\.min_reward is 'much', not a number"),
-        ("agent = 3", r"steps\[a\]\.agent is not a table"),
-        ('agent = {timeout_sec = "soon"}', r"steps\[a\]\.agent\.timeout_sec is 'soon', not a number"),
+        ('min_reward = "much"', r"steps\.0\.min_reward is 'much': Input should be a valid number"),
+        ("agent = 3", r"steps\.0\.agent is 3: Input should be a valid dictionary"),
+        ('agent = {timeout_sec = "soon"}', r"steps\.0\.agent\.timeout_sec is 'soon': Input should be a valid number"),
     ],
 )
 def test_steps_that_cannot_be(make: Make, step: str, why: str) -> None:
@@ -270,6 +283,77 @@ healthcheck = {command = "true"}
     assert told == ["environment.gpus"]
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('[verifier]\ntimeout_sec = "soon"\n', "verifier.timeout_sec is 'soon'"),
+        ("[verifier]\ntimeout_sec = nan\n", "verifier.timeout_sec is nan"),
+        ("[verifier]\ntimeout_sec = -5\n", "verifier.timeout_sec is -5; it must be more than 0"),
+        ("[agent]\ntimeout_sec = 0\n", "agent.timeout_sec is 0; it must be more than 0"),
+        ('[verifier]\nenvironment_mode = "bogus"\n', "verifier.environment_mode is 'bogus'"),
+        ('[verifier]\nenvironment = "x"\n', "verifier.environment is 'x'"),
+        ("[verifier]\ncollect = 3\n", "verifier.collect is 3"),
+        ('[[verifier.collect]]\ncommand = "x"\ntimeout_sec = "soon"\n', "verifier.collect.0.timeout_sec is 'soon'"),
+        ('multi_step_reward_strategy = "last"\n', "multi_step_reward_strategy is 'last'"),
+        ("artifacts = 3\n", "artifacts is 3"),
+        ('artifacts = "/app/x"\n', "artifacts is '/app/x'"),
+        ("[environment]\nworkdir = 3\n", "environment.workdir is 3"),
+        ('[environment]\nos = "windows"\n', "only linux is run here"),
+    ],
+)
+def test_values_of_another_kind_are_refused_with_their_key(make: Make, config: str, words: str) -> None:
+    files = {"tests/test.bat": "\n"}
+    assert words in reason(harbor.load(make(config, **files)))
+
+
+def test_variables_without_quotes_are_told_wherever_they_stand(make: Make) -> None:
+    root = make("[verifier.env]\nA = 1\n[solution.env]\nB = true\n")
+    notes = harbor.load(root).notes
+    assert [note.partition("task.toml: ")[2] for note in notes] == ['verifier.env.A read as "1"', 'solution.env.B read as "true"']
+    assert load_spec(root).env == {"A": "1"}
+    assert solution_environment(root) == {"B": "true"}
+
+
+def test_more_that_is_not_carried_out_is_told(make: Make) -> None:
+    config = """artifacts = ["/app/out"]
+[agent]
+user = "dev"
+[verifier]
+network_mode = "no-network"
+[[steps]]
+name = "a"
+artifacts = ["/x"]
+[steps.agent]
+user = 1000
+network_mode = "public"
+"""
+    root = make(config, **{"steps/a/instruction.md": "One.\n", "trajectory.json": "{}", ".harborignore": ""})
+    told = [note.partition("not carried out: ")[2] for note in harbor.load(root).notes]
+    assert told == [
+        "agent.user",
+        "verifier.network_mode",
+        "artifacts",
+        "steps[].agent.user",
+        "steps[].agent.network_mode",
+        "steps[].artifacts",
+        "trajectory.json",
+        ".harborignore",
+    ]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_each_step_may_have_its_tests_elsewhere(make: Make, strict: bool) -> None:
+    config = '[[steps]]\nname = "a"\n[steps.verifier]\nenvironment_mode = "separate"\n[[steps]]\nname = "b"\n'
+    files = {
+        "tests/test.sh": None,
+        "steps/a/instruction.md": "One.\n",
+        "steps/b/instruction.md": "Two.\n",
+        "steps/a/tests/Dockerfile": "FROM debian\n",
+    }
+    assert "tests/test.sh is missing" in reason(harbor.load(make(config, **files), strict=strict))
+    assert only(harbor.load(make(config, **files, **{"steps/b/tests/test.sh": "exit 1\n"}), strict=strict))
+
+
 def test_healthchecks(make: Make) -> None:
     config = """
 [environment.healthcheck]
@@ -286,7 +370,9 @@ healthcheck = {command = "true"}
     task = only(harbor.load(make(config, **{"steps/a/instruction.md": "One.\n"})))
     assert task.environment.healthcheck == Healthcheck("test -e /ready", 0.5, 3.0, 2.0, 1.0, 7)
     assert task.steps[0].healthcheck == Healthcheck("true", 5.0, 30.0, 0.0, 5.0, 3)
-    assert "environment.healthcheck has no command" in reason(harbor.load(make("[environment.healthcheck]\nretries = 1\n")))
+    assert "environment.healthcheck.command: Field required" in reason(
+        harbor.load(make("[environment.healthcheck]\nretries = 1\n"))
+    )
 
 
 @pytest.mark.parametrize(

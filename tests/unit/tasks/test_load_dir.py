@@ -47,3 +47,37 @@ def test_nothing_to_load(tmp_path: Path) -> None:
         tasks.load_dir(tmp_path)
     with pytest.raises(TaskError, match="no such directory"):
         tasks.load_dir(tmp_path / "missing")
+
+
+def test_links_are_followed_to_a_task_and_told_else(tmp_path: Path) -> None:
+    [path] = bundled.generate(tmp_path / "real", seeds=[0], families=["copy"], levels=[1])
+    (tmp_path / "collection" / "tree").mkdir(parents=True)
+    (tmp_path / "collection" / "linked").symlink_to(path)
+    (tmp_path / "collection" / "tree" / "above").symlink_to(tmp_path / "collection")
+    result = tasks.load_dir(tmp_path / "collection")
+    assert [Path(task.path).name for task in result.tasks] == ["linked"]
+    assert [(Path(item.path).name, item.reason) for item in result.skipped] == [
+        ("above", "a link to a directory that is no task is not followed")
+    ]
+
+
+def test_the_older_file_beside_the_newer_is_told(tmp_path: Path) -> None:
+    [path] = bundled.generate(tmp_path, seeds=[0], families=["copy"], levels=[1])
+    (path / "task.yaml").write_text("instruction: x\n")
+    assert any("task.yaml is passed over" in note for note in tasks.load_dir(tmp_path).notes)
+
+
+def test_what_may_not_be_read_takes_nothing_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = bundled.generate(tmp_path, seeds=[0], families=["copy", "move"], levels=[1])
+    (tmp_path / "closed").mkdir()
+    listed = Path.iterdir
+
+    def refusing(folder: Path) -> object:
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    result = tasks.load_dir(tmp_path)
+    assert len(result.tasks) == len(paths)
+    assert [(Path(item.path).name, item.reason) for item in result.skipped] == [("closed", "may not be read")]

@@ -84,3 +84,52 @@ def test_missing_files(make: Make, tmp_path: Path) -> None:
     result = terminal_bench.load(make("instruction: Do it.\n", None, None))
     assert result.skipped[0].reason == "docker-compose.yaml and run-tests.sh missing"
     assert terminal_bench.load(tmp_path).skipped[0].reason == "task.yaml is missing"
+
+
+def test_damage_that_is_repaired_is_told(make: Make) -> None:
+    root = make("instruction: Do it.\ndifficulty: easy\nrun_tests_in_same_shell: true\n", script="pytest -rA\r\n")
+    (root / "task.yaml").write_bytes(b"\xef\xbb\xbf" + (root / "task.yaml").read_bytes())
+    notes = [note.partition(": ")[2] for note in terminal_bench.load(root).notes]
+    assert notes == [
+        "task.yaml: byte-order mark removed",
+        "CRLF -> LF in run-tests.sh",
+        "task.yaml: not carried out: run_tests_in_same_shell; the tests have a shell of their own",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("max_test_timeout_sec: soon\n", "max_test_timeout_sec is 'soon', not a number"),
+        ("max_test_timeout_sec: .nan\n", "max_test_timeout_sec is nan, not a number"),
+        ("parser_name: swelancer\n", "parser_name 'swelancer' is not known; valid: pytest, swebench"),
+    ],
+)
+def test_what_could_never_be_verified_is_refused_at_once(make: Make, more: str, words: str) -> None:
+    (skipped,) = terminal_bench.load(make(f"instruction: Do it.\ndifficulty: easy\n{more}")).skipped
+    assert words in skipped.reason
+
+
+def test_strict_wants_a_difficulty(make: Make) -> None:
+    root = make("instruction: Do it.\n")
+    assert terminal_bench.load(root).tasks
+    assert terminal_bench.load(root, strict=True).skipped[0].reason == "task.yaml: difficulty is missing"
+
+
+@pytest.mark.parametrize(
+    ("compose", "image"),
+    [
+        ("services:\n  client:\n    image: python:3.12\n", "python:3.12"),
+        ("services:\n  client:\n    image: ${IMAGE}\n", None),
+        (COMPOSE, None),
+        ("services: 3\n", None),
+    ],
+)
+def test_without_a_dockerfile_the_clients_image_counts(make: Make, compose: str, image: str | None) -> None:
+    root = make("instruction: Do it.\ndifficulty: easy\n", compose=compose)
+    (root / "Dockerfile").unlink()
+    result = terminal_bench.load(root)
+    if image is None:
+        assert "no image" in result.skipped[0].reason
+    else:
+        assert result.tasks[0].environment.docker_image == image
