@@ -262,7 +262,8 @@ VALUES = [
 
 # Numbers that Harbor takes, and cannot keep: refused here where they are read.
 NO_NUMBERS = re.compile(
-    r"^(timeout_sec|build_timeout_sec|cpus|memory_mb|storage_mb|min_reward) = ('?nan'?|inf|true)$", re.MULTILINE
+    r"^(timeout_sec|build_timeout_sec|cpus|memory_mb|storage_mb|min_reward|interval_sec|retries) = ('?nan'?|inf|true)$",
+    re.MULTILINE,
 )
 
 
