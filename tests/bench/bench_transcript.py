@@ -1,8 +1,8 @@
 """What a turn of a long episode costs: `python -m tests.bench.bench_transcript [TURNS]`.
 
 A whole episode on the embedded model's tokenizer, with replies and outputs that are written before, against what a harness does
-that keeps text: render the whole conversation by the chat template, and encode it, for each turn. Milliseconds of the turns around the
-10th and the last, and the characters that were encoded.
+that keeps text: render the whole conversation by the chat template, and encode it, for each turn. Milliseconds of the turns
+around the 10th and the last, and the characters that were encoded.
 """
 
 import asyncio
