@@ -202,10 +202,17 @@ def _trimmed(copy: Path, patterns: tuple[str, ...]) -> bool:
             path.unlink()
         top = copy.resolve()
         for path in [path for path in copy.rglob("*") if path.is_symlink()]:
-            target = path.readlink()
-            if target.is_absolute() or not Path(os.path.normpath(path.parent.resolve() / target)).is_relative_to(top):
+            if path.readlink().is_absolute() or not _leads_into(path, top):
                 path.unlink()
     return True
+
+
+def _leads_into(link: Path, top: Path) -> bool:
+    """Whether a link, and every link that it leads through, ends below `top`."""
+    try:
+        return link.resolve().is_relative_to(top)
+    except (OSError, RuntimeError):  # links in a ring
+        return False
 
 
 def _excluded(copy: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

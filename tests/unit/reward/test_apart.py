@@ -184,10 +184,16 @@ async def test_links_lead_nowhere_else(boxes: tuple[FolderSandbox, FolderSandbox
     fill(boxes[0], "out/real")
     fill(boxes[1], "expected")
     links = {"out/inside": "real", "out/above": "../expected", "out/absolute": "/tests/expected", "out/over": "deep/../../expected"}
+    links |= {"out/here": ".", "out/sly": "here/../expected", "out/ring": "ring"}
     for name, target in links.items():
         (boxes[0].root / "app" / name).symlink_to(target)
     (boxes[1].root / "app" / "out").symlink_to(boxes[1].root / "elsewhere")  # of its image: not written through
-    assert await carried(boxes, tmp_path / "held", Artifact("/app/out")) == ["app/expected", "app/out/inside", "app/out/real"]
+    assert await carried(boxes, tmp_path / "held", Artifact("/app/out")) == [
+        "app/expected",
+        "app/out/here",
+        "app/out/inside",
+        "app/out/real",
+    ]
     assert not (boxes[1].root / "elsewhere").exists()
 
 
