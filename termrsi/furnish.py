@@ -6,7 +6,7 @@ import shlex
 import time
 from pathlib import Path
 
-from termrsi.errors import TaskError
+from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import EnvironmentSpec, Healthcheck
 
@@ -33,7 +33,7 @@ def workdir_of(environment: EnvironmentSpec) -> str | None:
 async def furnish(sandbox: Sandbox, environment: EnvironmentSpec) -> None:
     """Files of an environment that has a ready image go into the working directory; then its healthcheck must pass.
 
-    Raises TaskError if it does not, SandboxError.
+    Raises SandboxError, also if it does not: another machine may be ready in time.
     """
     folder = Path(environment.context)
     if environment.context and environment.docker_image and not any((folder / name).exists() for name in IMAGE_FILES):
@@ -44,7 +44,7 @@ async def furnish(sandbox: Sandbox, environment: EnvironmentSpec) -> None:
 
 
 async def healthy(sandbox: Sandbox, check: Healthcheck) -> None:
-    """Raises TaskError when it has failed too often, SandboxError."""
+    """Raises SandboxError, also when it has failed too often."""
     began, failures = time.monotonic(), 0
     while True:
         result = await sandbox.run(f"bash -c {shlex.quote(check.command)} < /dev/null", check.timeout_s)
@@ -53,6 +53,6 @@ async def healthy(sandbox: Sandbox, check: Healthcheck) -> None:
         starting = time.monotonic() - began < check.start_period_s
         failures += 0 if starting else 1
         if failures >= max(check.retries, 1):
-            raise TaskError(f"its healthcheck fails, with exit code {result.exit_code}: {result.output[-200:]!r}", check.command)
+            raise SandboxError(f"its healthcheck fails, with exit code {result.exit_code}: {result.output[-200:]!r}", check.command)
         # The pause that the task asks for: nothing tells when a service of its will answer.
         await asyncio.sleep(check.start_interval_s if starting else check.interval_s)

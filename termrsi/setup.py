@@ -244,7 +244,7 @@ async def measure_all(
     async def one(task: TaskSpec) -> TaskChecks | None:
         if solution(task) is None:
             return None
-        cached = folder / f"{task_digest(task)}.json"
+        cached = folder / f"{checks_key(task, config.sandbox.backend, config.tasks.kit)}.json"
         if cached.is_file():
             with contextlib.suppress(KeyError):  # of an older version: measured again
                 return TaskChecks.from_dict(json.loads(cached.read_text()))
@@ -292,9 +292,9 @@ def require(splits: Splits, config: Config, cure: str) -> None:
                 raise ConfigError(f"stage {name!r} needs {split} tasks and there are none", config.tasks.path, cure)
 
 
-def task_digest(task: TaskSpec) -> str:
-    """Of every file of the task directory."""
-    whole = hashlib.sha256(b"checks-3")
+def checks_key(task: TaskSpec, backend: str, kit: str) -> str:
+    """Of every file of the task directory, and of what its checks may depend on beside: the backend, and the kit they come from."""
+    whole = hashlib.sha256(f"checks-4\0{backend}\0{kit and Path(kit).absolute()}\0".encode())
     root = Path(task.path)
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -42,7 +42,7 @@ class FolderSandbox:
             raise self.fault
         place = Path(self.moved(target))
         if Path(source).is_dir():
-            shutil.copytree(source, place, dirs_exist_ok=True)
+            shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, place)

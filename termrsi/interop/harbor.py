@@ -89,7 +89,7 @@ class Agent(BaseAgent):
         from transformers import AutoTokenizer
 
         chat = ChatFormat(AutoTokenizer.from_pretrained(self._tokenizer))
-        workdir = environment.task_env_config.workdir
+        workdir = environment.task_env_config.workdir or ((await environment.exec("pwd")).stdout or "").strip() or None
         task = TaskSpec("task", "", instruction, "", EnvironmentSpec(workdir=workdir))
         spec = EpisodeSpec(str(self.session_id or "trial"), "", task, self._harness, self._sampling, self._limits)
         model = (self.model_name or "").rpartition("/")[2]

@@ -67,18 +67,19 @@ def parse(directory: Path | str) -> Report:
     )
 
 
-def parse_text(text: str) -> Report:
+def parse_text(text: str, *, whole: bool = True) -> Report:
     """The report in what pytest printed, if it came to its end: the line of totals.
 
     A check that the totals count as failed and no line names is "unnamed". Without that line the report is empty: what ended pytest
-    in the middle may have been the agent's.
+    in the middle may have been the agent's. `whole=False`: of what only prints as pytest does, and need not have that line.
     """
     lines = _lines(text)
     ended = [line for line in lines if _END.match(line)]
-    if not ended:
+    if not ended and whole:
         return Report()
     report = _first(("pytest-summary", _summary(lines)), ("pytest-verbose", _verbose(lines)), ("totals", _totals(lines)))
-    broken = sum(int(count) for count, word in _TOTALS.findall(ended[-1]) if _OUTCOME[word] == "failed")
+    totals = _TOTALS.findall(ended[-1]) if ended else []
+    broken = sum(int(count) for count, word in totals if _OUTCOME[word] == "failed")
     return replace(report, failed=("unnamed",)) if broken and not report.failed else report
 
 

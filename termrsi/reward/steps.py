@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from termrsi.errors import TaskError, VerifierError
+from termrsi.errors import TaskError
 from termrsi.furnish import healthy
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
@@ -37,15 +37,12 @@ def parts(task: TaskSpec) -> list[TaskSpec]:
 async def prepare(sandbox: Sandbox, task: TaskSpec) -> bool:
     """What one step's author wants to be there before its agent; False if its setup.sh failed.
 
-    Raises SandboxError, VerifierError if its healthcheck fails: nothing of the agent's is scored by that.
+    Raises SandboxError, also if its healthcheck fails: nothing of the agent's is scored by that.
     """
     if not await _set_up(sandbox, task):
         return False
     if task.environment.healthcheck is not None:
-        try:
-            await healthy(sandbox, task.environment.healthcheck)
-        except TaskError as error:
-            raise VerifierError(error.what, task.id) from error
+        await healthy(sandbox, task.environment.healthcheck)
     return True
 
 

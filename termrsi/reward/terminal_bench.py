@@ -1,11 +1,12 @@
 """Terminal-Bench 1.x's verifier contract: run-tests.sh and the contents of `tests/` go to /tests, and its output is parsed.
 
 A task is solved if every check has passed. As in terminal-bench 0.2.18 a skipped check and an expected failure keep no task from
-being solved. Other than there: a report without any check, or without pytest's last line, is a VerifierError (there it counts as
-solved), and so is a success that lacks a check which the task's own solution passed; the whole log is read rather than a screen of
-160 columns; pytest is asked for its summary where the script does not.
+being solved. Other than there: a report without any check, or one of pytest without its last line, is a VerifierError (there it
+counts as solved), and so is a success that lacks a check which the task's own solution passed; the whole log is read rather than a
+screen of 160 columns; pytest is asked for its summary where the script does not.
 """
 
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class TerminalBenchVerifier:
             raise TaskError("there is no run-tests.sh", task.path)
         spec = load_spec(root)
         read = PARSERS.get(spec.parser)
+        if spec.parser == "pytest" and not _runs_pytest([script, *sorted(tests.rglob("*.sh"))]):
+            read = functools.partial(_pytest, whole=False)
         if read is None:
             raise TaskError(f"parser_name {spec.parser!r} is not known", task.path, f"valid: {', '.join(PARSERS)}")
         return Suite(
@@ -92,9 +95,14 @@ class TerminalBenchVerifier:
         return verdict
 
 
-def _pytest(logs: Path, task_id: str, seconds: float) -> Verdict:
+def _runs_pytest(scripts: list[Path]) -> bool:
+    """Else they print its summary by themselves, as some do that test in another way."""
+    return any("pytest" in script.read_text(encoding="utf-8", errors="replace") for script in scripts if script.is_file())
+
+
+def _pytest(logs: Path, task_id: str, seconds: float, *, whole: bool = True) -> Verdict:
     text = _text(logs)
-    report = reports.parse_text(text)
+    report = reports.parse_text(text, whole=whole)
     if report.source == "none":
         why = "pytest is not there" if _NO_PYTEST.search(text) else f"its output has no totals of pytest: {text[-200:]!r}"
         raise VerifierError(f"the verifier never ran its tests to their end: {why}", task_id)

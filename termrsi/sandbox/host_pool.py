@@ -241,9 +241,11 @@ class HostPool:
 
     async def _start(self, number: int, place: _Place) -> None:
         asked = place.request  # a spare may be meant for another by the time it has started, or has not
+        another_may = asked.snapshot is None  # a damaged snapshot stays so
         try:
             place.sandbox = await self._machines.make(asked.task, asked.snapshot)
             await place.sandbox.start()
+            another_may = False  # what fails from here on is the task's: starts are as well as ever
             if asked.snapshot is None:
                 await furnish(place.sandbox, asked.task.environment)
         except (SandboxError, TaskError) as error:
@@ -254,7 +256,7 @@ class HostPool:
         else:
             self._do(self._pool.started(number, time.monotonic()))
             return
-        again = isinstance(place.request.error, SandboxError) and asked.snapshot is None  # a damaged snapshot stays so
+        again = isinstance(place.request.error, SandboxError) and another_may
         self._do(self._pool.failed(number, time.monotonic(), again=again))
 
     async def _end(self, number: int, place: _Place, reason: str) -> None:

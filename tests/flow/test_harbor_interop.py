@@ -19,6 +19,7 @@ import pytest
 
 from termrsi import tasks
 from termrsi.driver import main
+from termrsi.harness import variants
 from termrsi.interop import trials
 from termrsi.reward.verifier import load_spec, solution_environment
 from termrsi.sandbox import check
@@ -150,7 +151,7 @@ def test_strict_refuses_what_harbor_refuses(tmp_path: Path) -> None:
 
 
 # Each key by each value: the table it stands in (what must be beside it), the key.
-KEYS = {
+TABLES = {
     "": "schema_version version source artifacts multi_step_reward_strategy steps metadata task agent environment solution",
     "[task]\nname = 'a/b'\n": "version description authors keywords",
     "[task]\n": "name",
@@ -268,7 +269,7 @@ NO_NUMBERS = re.compile(
 
 
 def test_strict_agrees_with_harbor_key_by_key_and_value_by_value(tmp_path: Path) -> None:
-    configs = [f"{table}{key} = {value}\n" for table, keys in KEYS.items() for key in keys.split() for value in VALUES]
+    configs = [f"{table}{key} = {value}\n" for table, keys in TABLES.items() for key in keys.split() for value in VALUES]
     good = {
         "instruction.md": "Do it.\n",
         "environment/Dockerfile": "FROM a\n",
@@ -335,13 +336,23 @@ def test_harbors_oracle_in_our_sandbox(one_task: Path, tmp_path: Path) -> None:
     assert (trial / "verifier" / "test-stdout.txt").read_text() == "in /app as root\n"
 
 
+REACT = ["```bash\necho 42 > /app/answer; cd /tmp; x=5\n```", "```bash\npwd; echo $x; export x\n```", "no block", "DONE"]
+CALL = '<tool_call>{"name": "bash", "arguments": {"command": "%s"}}</tool_call>'
+KEYS = {"analysis": "a", "plan": "p", "commands": [{"keystrokes": "echo 42 > /app/answer\n", "duration": 1}]}
+CLAIM = json.dumps({"analysis": "a", "plan": "p", "commands": [], "task_complete": True})
+OTHERS = {
+    "vanillux": [f"THOUGHT: so\n{CALL % 'echo 42 > /app/answer'}", f"THOUGHT: done\n{CALL % f'echo {variants.MARKER}'}"],
+    "terminus_json": [json.dumps(KEYS), CLAIM, CLAIM],
+}
+
+
 @pytest.fixture
-def server(embedded: Path) -> Iterator[str]:
+def server(embedded: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """Speaks as vLLM does, with replies that were written before: real token ids of the embedded model's tokenizer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(embedded)
-    replies = ["```bash\necho 42 > /app/answer; cd /tmp; x=5\n```", "```bash\npwd; echo $x; export x\n```", "no block", "DONE"]
+    replies = list(getattr(request, "param", REACT))
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -377,6 +388,19 @@ def test_our_agent_in_our_sandbox_under_harbor(one_task: Path, tmp_path: Path, s
     seen = [step["observation"]["results"][0]["content"] for step in trajectory["steps"] if "observation" in step]
     assert seen[:2] == ["[exit 0]", "[exit 0]\n/tmp"]  # the directory lasts; a variable that is not exported does not
     assert "no command" in seen[2]
+
+
+@pytest.mark.parametrize(("server", "harness"), [(replies, name) for name, replies in OTHERS.items()], indirect=["server"])
+def test_other_harnesses_under_harbor(one_task: Path, tmp_path: Path, server: str, embedded: Path, harness: str) -> None:
+    """One that calls a tool, and one that types into a terminal."""
+    options = [f"url={server}", f"tokenizer={embedded}", f"harness={harness}", "max_turns=6"]
+    more = [word for option in options for word in ("--ak", option)]
+    trial, result = run_harbor(one_task, tmp_path / "jobs", "-a", "termrsi.interop.harbor:Agent", "-m", "termrsi/smollm2", *more)
+    assert result["exception_info"] is None, result["exception_info"]
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    assert result["agent_result"]["metadata"] == {"stop": "done", "turns": len(OTHERS[harness])}
+    trajectory = json.loads((trial / "agent" / "trajectory.json").read_text())
+    assert any("echo 42" in json.dumps(step.get("tool_calls", [])) for step in trajectory["steps"])
 
 
 def test_a_wrong_option_is_told_before_a_trial(one_task: Path, tmp_path: Path) -> None:

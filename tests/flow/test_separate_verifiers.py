@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import TaskError
+from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 from termrsi.reward.checks import attempt, measure
@@ -113,12 +113,13 @@ async def test_steps_may_be_judged_apart_too(tmp_path: Path, pool: HostPool) -> 
     assert (verdict.strict, verdict.reward) == (True, 1.0)
 
 
-async def test_an_environment_that_is_not_healthy_is_the_tasks_fault(tmp_path: Path, pool: HostPool) -> None:
+async def test_an_environment_that_is_not_healthy_is_not_leased(tmp_path: Path, pool: HostPool) -> None:
     files = dict(FRESH)
     files["task.toml"] += '[environment.healthcheck]\ncommand = "test -e /app/ready"\nretries = 1\n'
     task = written(tmp_path / "task", files)
-    with pytest.raises(TaskError, match="its healthcheck fails"):
+    with pytest.raises(SandboxError, match="its healthcheck fails"):
         await pool.lease(task)
+    assert not list((tmp_path / "state" / "layers").glob("*"))
     files["environment/Dockerfile"] += "RUN touch /app/ready\n"
     box = await pool.lease(written(tmp_path / "task", files))
     await pool.release(box)

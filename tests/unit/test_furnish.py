@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import TaskError
+from termrsi.errors import SandboxError
 from termrsi.furnish import furnish, healthy
 from termrsi.records import EnvironmentSpec, Healthcheck
 from tests.folder_sandbox import FolderSandbox
@@ -32,7 +32,7 @@ async def test_it_may_fail_fewer_times_than_its_retries(
 
 
 async def test_it_fails_for_good(box: FolderSandbox, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="its healthcheck fails, with exit code 1: 'why"):
+    with pytest.raises(SandboxError, match="its healthcheck fails, with exit code 1: 'why"):
         await healthy(box, replace(QUICK, command=f"echo why; {tried(tmp_path / 'count', 4)}"))
     assert len((tmp_path / "count").read_text().splitlines()) == 3
 

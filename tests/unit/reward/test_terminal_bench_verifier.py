@@ -41,7 +41,8 @@ def make(tmp_path: Path) -> Make:
 
 
 def said(text: str) -> str:
-    return f"cat <<'END'\n{text}\nEND\n"
+    """A script that prints what pytest would."""
+    return f"# pytest\ncat <<'END'\n{text}\nEND\n"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,12 @@ async def test_what_broke_off_is_no_result(box: FolderSandbox, make: Make, cut: 
     """As when a program of the agent's, imported by a test, ends pytest."""
     with pytest.raises(VerifierError, match="totals"):
         await TerminalBenchVerifier().verify(box, make(said(cut)))
+
+
+async def test_a_script_that_prints_as_pytest_does_need_not_end_as_it(box: FolderSandbox, make: Make) -> None:
+    header = "echo '=== short test summary info ==='\n"
+    verdict = await TerminalBenchVerifier().verify(box, make(f"{header}echo PASSED test_a\necho FAILED test_b\n"))
+    assert (verdict.strict, verdict.passed, verdict.failed) == (False, ("test_a",), ("test_b",))
 
 
 async def test_a_report_that_shrinks_is_no_success(box: FolderSandbox, make: Make) -> None:
