@@ -39,20 +39,20 @@ async def furnish(sandbox: Sandbox, environment: EnvironmentSpec) -> None:
     if environment.context and environment.docker_image and not any((folder / name).exists() for name in IMAGE_FILES):
         place = environment.workdir or (await sandbox.run("pwd")).output.strip()
         await sandbox.put(folder, place)
-    if environment.healthcheck is not None:
-        await healthy(sandbox, environment.healthcheck)
+    if environment.healthcheck is not None and (why := await unhealthy(sandbox, environment.healthcheck)):
+        raise SandboxError(why, environment.healthcheck.command)
 
 
-async def healthy(sandbox: Sandbox, check: Healthcheck) -> None:
-    """Raises SandboxError, also when it has failed too often."""
+async def unhealthy(sandbox: Sandbox, check: Healthcheck) -> str:
+    """Why, once it has failed too often; "" when it passes. Raises SandboxError."""
     began, failures = time.monotonic(), 0
     while True:
         result = await sandbox.run(f"bash -c {shlex.quote(check.command)} < /dev/null", check.timeout_s)
         if result.exit_code == 0:
-            return
+            return ""
         starting = time.monotonic() - began < check.start_period_s
         failures += 0 if starting else 1
         if failures >= max(check.retries, 1):
-            raise SandboxError(f"its healthcheck fails, with exit code {result.exit_code}: {result.output[-200:]!r}", check.command)
+            return f"its healthcheck fails, with exit code {result.exit_code}: {result.output[-200:]!r}"
         # The pause that the task asks for: nothing tells when a service of its will answer.
         await asyncio.sleep(check.start_interval_s if starting else check.interval_s)

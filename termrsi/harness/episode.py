@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from termrsi.errors import EngineError, SandboxSpoiled
+from termrsi.errors import SandboxError, SandboxSpoiled
 from termrsi.furnish import workdir_of
 from termrsi.harness import observe, variants
 from termrsi.harness.actions import Action, Command, without_thinking
@@ -113,7 +113,7 @@ class Episode:
         started_s = time.monotonic()
         completion = await self._generator.generate(self._transcript.ids, self._sampling(), self.spec.group_id)
         if not completion.ids:  # not even an end of turn: nothing of the agent's
-            raise EngineError("a completion without a token", "generator")
+            raise SandboxError("a completion without a token", "generator")  # as a lost machine: tried again, or dropped
         generate_s = time.monotonic() - started_s
         self._record(completion)
         text = self._saying = self._chat.decode(completion.ids)

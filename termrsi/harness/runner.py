@@ -118,7 +118,7 @@ class Runner:
             if done and (snapshot := done[-1].rollout.snapshot) is not None:
                 done[-1] = replace(done[-1], rollout=replace(done[-1].rollout, snapshot=None))
                 await self._pool.discard(snapshot)
-            if not await steps.prepare(sandbox, task):
+            if not await steps.prepare(sandbox, task, first=not done):
                 if not done:
                     raise VerifierError(f"setup.sh of its first step {task.step} failed", task.id)
                 break

@@ -84,7 +84,9 @@ def _calls(turn: Turn, variant: Variant) -> list[Json]:
     if turn.command is None:
         return []
     name = variant.tools[0].name if variant.tools else "bash_command"
-    commands = variant.parse(turn.text).commands or (Command(turn.command),)
+    action = variant.parse(turn.text)
+    # Where a template opened the reasoning, the reply alone may read otherwise: then what was executed is one text.
+    commands = action.commands if action.command == turn.command else (Command(turn.command),)
     if variant.machine is Machine.terminal:
         given = [{"keystrokes": one.text, "duration": 1.0 if one.wait_s is None else one.wait_s} for one in commands]
     else:

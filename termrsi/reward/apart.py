@@ -26,9 +26,7 @@ from termrsi.records import EnvironmentSpec, TaskSpec
 
 ARTIFACTS = "/logs/artifacts"
 ANSWER_S = 30.0
-UNSET = " ".join(
-    f"-u {name}" for name in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_LIBRARY_PATH", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-)
+UNSET = " ".join(f"-u {name}" for name in ("BASH_ENV", "ENV", "LD_PRELOAD", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"))
 HOOK_TIMEOUT_S = 60.0
 
 # A started sandbox of the second task's environment beside a leased one, closed on exit. Raises SandboxError, TaskError.
@@ -134,7 +132,7 @@ def _hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:
 async def collect(sandbox: Sandbox, hooks: tuple[Hook, ...], place: str | None) -> None:
     """Runs the hooks in `place`, whose failure is theirs: what they were to collect is not there then. Raises SandboxError.
 
-    By a bash that takes over none of the agent's functions, and without what would send its programs elsewhere.
+    In the agent's own machine, which is the agent's: but not with its directory, its functions, or what sends git elsewhere.
     """
     if hooks:
         await sandbox.run(f"/bin/mkdir -p {ARTIFACTS}; /bin/chmod 777 {ARTIFACTS}", HOOK_TIMEOUT_S)
@@ -208,10 +206,10 @@ def _trimmed(copy: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _leads_into(link: Path, top: Path) -> bool:
-    """Whether a link, and every link that it leads through, ends below `top`."""
+    """Whether a link, and every link that it leads through, ends below `top`, at something that is there."""
     try:
-        return link.resolve().is_relative_to(top)
-    except (OSError, RuntimeError):  # links in a ring
+        return Path(os.path.realpath(link, strict=True)).is_relative_to(top)
+    except OSError:  # nothing is there, or links in a ring
         return False
 
 

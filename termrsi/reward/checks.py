@@ -77,8 +77,8 @@ async def attempt(pool: SandboxPool, verifier: Verifier, task: TaskSpec, *, orac
             return await _judged(sandbox, verifier, task, oracle=oracle)
         verdicts: list[Verdict] = []
         for one in steps.parts(task):
-            if not await steps.prepare(sandbox, one):
-                raise TaskError(f"setup.sh of its step {one.step} fails", task.id)
+            if not await steps.prepare(sandbox, one, first=not verdicts):
+                raise TaskError(f"setup.sh or the healthcheck of its step {one.step} fails", task.id)
             verdicts.append(await _judged(sandbox, verifier, one, oracle=oracle))
             if not steps.goes_on(task, one.step, verdicts[-1]):
                 break

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from termrsi.errors import TaskError
-from termrsi.furnish import healthy
+from termrsi.errors import SandboxError, TaskError
+from termrsi.furnish import unhealthy
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
 
@@ -34,16 +34,18 @@ def parts(task: TaskSpec) -> list[TaskSpec]:
     return [only(task, step.name) for step in task.steps] or [task]
 
 
-async def prepare(sandbox: Sandbox, task: TaskSpec) -> bool:
-    """What one step's author wants to be there before its agent; False if its setup.sh failed.
+async def prepare(sandbox: Sandbox, task: TaskSpec, *, first: bool) -> bool:
+    """What one step's author wants to be there before its agent; False if its setup.sh failed or, but for the first, its healthcheck.
 
-    Raises SandboxError, also if its healthcheck fails: nothing of the agent's is scored by that.
+    Raises SandboxError, also if the machine is not healthy before any agent was there.
     """
     if not await _set_up(sandbox, task):
         return False
-    if task.environment.healthcheck is not None:
-        await healthy(sandbox, task.environment.healthcheck)
-    return True
+    check = task.environment.healthcheck
+    why = await unhealthy(sandbox, check) if check is not None else ""
+    if why and first:
+        raise SandboxError(why, task.id)
+    return not why
 
 
 async def _set_up(sandbox: Sandbox, task: TaskSpec) -> bool:

@@ -72,7 +72,7 @@ class TerminalBenchVerifier:
             raise TaskError("there is no run-tests.sh", task.path)
         spec = load_spec(root)
         read = PARSERS.get(spec.parser)
-        if spec.parser == "pytest" and not _runs_pytest([script, *sorted(tests.rglob("*.sh"))]):
+        if spec.parser == "pytest" and _prints_summary([script, *sorted(tests.rglob("*"))]):
             read = functools.partial(_pytest, whole=False)
         if read is None:
             raise TaskError(f"parser_name {spec.parser!r} is not known", task.path, f"valid: {', '.join(PARSERS)}")
@@ -95,9 +95,9 @@ class TerminalBenchVerifier:
         return verdict
 
 
-def _runs_pytest(scripts: list[Path]) -> bool:
-    """Else they print its summary by themselves, as some do that test in another way."""
-    return any("pytest" in script.read_text(encoding="utf-8", errors="replace") for script in scripts if script.is_file())
+def _prints_summary(files: list[Path]) -> bool:
+    """Whether they print pytest's summary by themselves, as some do that test in another way."""
+    return any(b"short test summary" in file.read_bytes() for file in files if file.is_file())
 
 
 def _pytest(logs: Path, task_id: str, seconds: float, *, whole: bool = True) -> Verdict:

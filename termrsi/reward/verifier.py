@@ -31,7 +31,8 @@ _SHOWN_BYTES = 1 << 20  # the end of a log, where a test runner sums up
 # A verifier script that uses one of these leaves a report, or says so, when it really ran.
 _REPORTING = re.compile(r"pytest|ctrf|junit|unittest")
 _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
-_RAN = re.compile(r"test session starts|short test summary info|\b\d+ (?:passed|failed)\b|Ran \d+ tests?")
+_ENDED = re.compile(r"short test summary info|\b\d+ (?:passed|failed)\b|Ran \d+ tests?")
+_RAN = re.compile(f"test session starts|{_ENDED.pattern}")
 # What an installation says that failed; "not found" only from the tests' own scripts, for the agent's programs say it too.
 _BROKEN = re.compile(
     r"^\S*/tests/\S+: (?:line )?\d+: .*(?:not found|(?:python\S*|pytest|uvx?|env): No such file or directory)$|Could not resolve"
@@ -168,7 +169,7 @@ class HarborVerifier:
         """Raises VerifierError for a full reward whose report has shrunk: something ended the tests before their end."""
         task_id = task.id
         expected = 0 if task.step else self._expected.get(task_id, 0)  # the checks of all steps were counted together
-        if verdict.strict and verdict.source != "reward" and len(verdict.passed) < expected:
+        if verdict.strict and len(verdict.passed) < expected:
             raise VerifierError(f"reward 1 with {len(verdict.passed)} checks passed, its solution passed {expected}", task_id)
         return verdict
 
@@ -229,7 +230,7 @@ def _never_ran(logs: Path, test_script: Path, *, failed: bool) -> bool:
         for path in sorted(logs.rglob("*"))
         if path.is_file() and path.suffix not in (".json", ".xml")
     )
-    if _RAN.search(text):
+    if (_RAN if failed else _ENDED).search(text):  # what only began may have been ended by the agent's own code
         return False
     script = test_script.read_text(encoding="utf-8", errors="replace") if test_script.is_file() else ""
     return bool(_REPORTING.search(_COMMENT.sub("", script)) or (failed and _BROKEN.search(text)))

@@ -135,21 +135,24 @@ def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False)
 
 
 def has(image: str, engine: str = "") -> bool:
-    """Whether the engine has an image, or could fetch it. Raises SandboxError if it does not answer."""
+    """Whether the engine has an image, or could fetch it: tried once in this process. Raises SandboxError if it does not answer."""
     from docker.errors import APIError, ImageNotFound
 
     api = client(engine)
     with told(image):
-        try:
+        with contextlib.suppress(ImageNotFound):
             api.inspect_image(image)
             return True
-        except ImageNotFound:
-            pass
-        try:
-            api.pull(image)
-        except APIError:  # no such image, or no way to it
-            return False
-    return True
+        if (engine, image) not in _NOT_TO_BE_HAD:
+            with contextlib.suppress(APIError):  # no such image, or no way to it; a pull that breaks off may raise nothing
+                api.pull(image)
+                api.inspect_image(image)
+                return True
+            _NOT_TO_BE_HAD.add((engine, image))
+    return False
+
+
+_NOT_TO_BE_HAD: set[tuple[str, str]] = set()  # engine, image
 
 
 def build(context: Path, dockerfile: str, key: str, timeout_s: float, engine: str = "") -> str:

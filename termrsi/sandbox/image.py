@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -103,13 +102,10 @@ def _stand_in(name: str, cache_dir: Path | str) -> Path:
     """A build context that means no more than an image of that name."""
     place = Path(cache_dir).absolute() / "stand-ins" / name.replace("/", "%").replace(":", "%")
     if not (place / "Dockerfile").is_file():
-        draft = place.with_name(f".{place.name}-{layers.label('build')}")
-        draft.mkdir(parents=True)
-        (draft / "Dockerfile").write_text(f"FROM {name}\n")
-        try:
-            draft.rename(place)
-        except OSError:  # another was first: its own is the same
-            shutil.rmtree(draft)
+        place.mkdir(parents=True, exist_ok=True)
+        draft = place.with_name(f".{layers.label('build')}")  # outside of the context, which others may read at this moment
+        draft.write_text(f"FROM {name}\n")
+        draft.rename(place / "Dockerfile")
     return place
 
 

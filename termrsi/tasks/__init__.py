@@ -47,18 +47,23 @@ def _task_folders(root: Path, lost: list[SkippedTask]) -> list[Path]:
     try:
         if _is_task(root):
             return [root]
-        below = sorted(child for child in root.iterdir() if child.is_dir() and child.name != ".git")
+        children = sorted(child for child in root.iterdir() if child.name != ".git")
     except PermissionError:
         lost.append(SkippedTask(str(root), "may not be read"))
         return []
     found: list[Path] = []
-    for child in below:
-        if not child.is_symlink():
-            found += _task_folders(child, lost)
-        elif _is_task(child):
-            found.append(child)
-        else:
-            lost.append(SkippedTask(str(child), "a link to a directory that is no task is not followed"))
+    for child in children:
+        try:
+            if not child.is_dir():
+                continue
+            if not child.is_symlink():
+                found += _task_folders(child, lost)
+            elif _is_task(child):
+                found.append(child)
+            else:
+                lost.append(SkippedTask(str(child), "a link to a directory that is no task is not followed"))
+        except PermissionError:
+            lost.append(SkippedTask(str(child), "may not be read"))
     return found
 
 

@@ -138,9 +138,18 @@ def _image(root: Path, notes: Notes) -> str | None:
     services = data.get("services") if isinstance(data, dict) else None
     client = services.get("client") if isinstance(services, dict) else None
     image = client.get("image") if isinstance(client, dict) else None
+    if isinstance(client, dict) and _builds_elsewhere(client.get("build")):
+        return None  # from a Dockerfile of another place: where compose files are run
     if not isinstance(image, str) or "$" in image:
         raise TaskError("no image: there is no Dockerfile, and docker-compose.yaml names none for the client")
     return image
+
+
+def _builds_elsewhere(build: object) -> bool:
+    """Whether a service's build names another directory or another Dockerfile than the one that is not there."""
+    if isinstance(build, dict):
+        return build.get("context", ".") not in (".", "./") or "dockerfile" in build
+    return isinstance(build, str) and build not in (".", "./")
 
 
 def _compose_notes(root: Path, notes: Notes) -> None:

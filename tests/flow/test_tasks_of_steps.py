@@ -121,7 +121,7 @@ async def test_its_solutions_pass_and_nothing_does_not(tmp_path: Path, task: Tas
         with pytest.raises(TaskError, match="verified one by one"):
             TaskVerifier().suite(task)
         (Path(task.path) / "steps/extend/workdir/setup.sh").write_text("exit 3\n")
-        with pytest.raises(TaskError, match=r"setup\.sh of its step extend fails"):
+        with pytest.raises(TaskError, match=r"setup\.sh or the healthcheck of its step extend fails"):
             await measure(pool, TaskVerifier(), task)
     finally:
         await pool.close()

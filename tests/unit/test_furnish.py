@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from termrsi.errors import SandboxError
-from termrsi.furnish import furnish, healthy
+from termrsi.furnish import furnish, unhealthy
 from termrsi.records import EnvironmentSpec, Healthcheck
 from tests.folder_sandbox import FolderSandbox
 
@@ -27,19 +27,21 @@ def tried(count: Path, succeeds_at: int) -> str:
 async def test_it_may_fail_fewer_times_than_its_retries(
     box: FolderSandbox, tmp_path: Path, succeeds_at: int, retries: int, tries: int
 ) -> None:
-    await healthy(box, replace(QUICK, command=tried(tmp_path / "count", succeeds_at), retries=retries))
+    assert await unhealthy(box, replace(QUICK, command=tried(tmp_path / "count", succeeds_at), retries=retries)) == ""
     assert len((tmp_path / "count").read_text().splitlines()) == tries
 
 
 async def test_it_fails_for_good(box: FolderSandbox, tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="its healthcheck fails, with exit code 1: 'why"):
-        await healthy(box, replace(QUICK, command=f"echo why; {tried(tmp_path / 'count', 4)}"))
+    check = replace(QUICK, command=f"echo why; {tried(tmp_path / 'count', 9)}")
+    assert (await unhealthy(box, check)).startswith("its healthcheck fails, with exit code 1: 'why")
     assert len((tmp_path / "count").read_text().splitlines()) == 3
+    with pytest.raises(SandboxError, match="its healthcheck fails"):
+        await furnish(box, EnvironmentSpec(healthcheck=check))
 
 
 async def test_failures_of_its_start_do_not_count(box: FolderSandbox, tmp_path: Path) -> None:
     check = replace(QUICK, command=tried(tmp_path / "count", 6), retries=1, start_period_s=60.0)
-    await healthy(box, check)
+    assert await unhealthy(box, check) == ""
     assert len((tmp_path / "count").read_text().splitlines()) == 6
 
 

@@ -85,7 +85,8 @@ def test_every_harness_makes_a_trajectory(task: TaskSpec, harness: str) -> None:
 
 def test_every_command_of_a_turn_is_a_call_of_its_tool(task: TaskSpec) -> None:
     def made(harness: str, text: str) -> list[tuple[str, dict]]:
-        rollout = replace(scored().rollout, turns=(Turn(text, "x", "o"), TURNS[1]), harness=harness)
+        executed = variants.get(harness).parse(text).command or "x"
+        rollout = replace(scored().rollout, turns=(Turn(text, executed, "o"), TURNS[1]), harness=harness)
         step = atif.trajectory(spec(task, harness=harness), rollout)["steps"][-2]
         assert step["observation"]["results"][0]["source_call_id"] == step["tool_calls"][-1]["tool_call_id"]
         assert len({call["tool_call_id"] for call in step["tool_calls"]}) == len(step["tool_calls"])
@@ -104,6 +105,13 @@ def test_every_command_of_a_turn_is_a_call_of_its_tool(task: TaskSpec) -> None:
     ]
     assert made("react", "```bash\nls\n```") == [("bash_command", {"command": "ls"})]
     assert made("react", "no block") == [("bash_command", {"command": "x"})]
+
+
+def test_what_was_executed_is_told_and_not_what_a_reply_alone_reads_as(task: TaskSpec) -> None:
+    """As of a reply whose reasoning the template had opened."""
+    rollout = replace(scored().rollout, turns=(Turn("```bash\nrm x\n```", "ls", "o"), TURNS[1]))
+    step = atif.trajectory(spec(task), rollout)["steps"][-2]
+    assert [call["arguments"] for call in step["tool_calls"]] == [{"command": "ls"}]
 
 
 def test_turns_that_disagree_with_tokens_are_refused(task: TaskSpec) -> None:

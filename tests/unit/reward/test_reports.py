@@ -156,3 +156,26 @@ def test_a_log_without_end_is_read_from_its_end(tmp_path: Path) -> None:
         file.write(b"\n2 passed, 1 failed in 1 s\n")
     found = parse(tmp_path)
     assert (len(found.passed), len(found.failed)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "passed", "failed"),
+    [
+        ("x\nSWEBench results starts here\nPASSED\nSWEBench results ends here\n", ("tests",), ()),
+        ("MLEBench results starts here\nALL TESTS PASSED\nMLEBench results ends here\n", ("tests",), ()),
+        ("SWEPerf results starts here\nFAILED\nSWEPerf results ends here\n", (), ("tests",)),
+        ("SWEBench results starts here\nPASSED\n", (), ()),
+        ("results starts here results ends here\n", (), ("tests",)),
+    ],
+)
+def test_blocks_of_results(tmp_path: Path, text: str, passed: tuple[str, ...], failed: tuple[str, ...]) -> None:
+    (tmp_path / reports.STDOUT).write_text(text)
+    report = reports.parse(tmp_path)
+    assert (report.passed, report.failed) == (passed, failed)
+    assert report.source == ("block" if passed or failed else "none")
+
+
+def test_marks_without_end_take_no_time(tmp_path: Path) -> None:
+    """The test's own time-out would end a search that begins anew at each of them."""
+    (tmp_path / reports.STDOUT).write_text("results starts here\n" * 1_000_000)
+    assert reports.parse(tmp_path).source == "none"

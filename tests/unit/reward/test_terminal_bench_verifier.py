@@ -1,5 +1,6 @@
 """Terminal-Bench 1.x's contract: where files go, how each parser's output is read, and what is an error rather than a 0."""
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def make(tmp_path: Path) -> Make:
 
 
 def said(text: str) -> str:
-    """A script that prints what pytest would."""
-    return f"# pytest\ncat <<'END'\n{text}\nEND\n"
+    """A script that prints what pytest would, and does not look like one that only does."""
+    return "base64 -d <<'END'\n" + base64.b64encode(f"{text}\n".encode()).decode() + "\nEND\n"
 
 
 @pytest.mark.parametrize(

@@ -297,3 +297,19 @@ async def test_full_reward_with_fewer_checks_than_the_solution_passed_is_an_erro
 async def test_a_reward_of_several_keys(box: FolderSandbox, make: Make, text: str, reward: float) -> None:
     script = f"#!/bin/bash\nprintf '%s' '{text}' > /logs/verifier/reward.json\n"
     assert (await HarborVerifier().verify(box, make(script))).reward == reward
+
+
+async def test_a_report_that_vanished_is_no_success(box: FolderSandbox, make: Make) -> None:
+    """As where the agent's code ends pytest, with exit code 0, in its first test: the header is all that is printed."""
+    header = "echo '===== test session starts ====='; echo 1 > /logs/verifier/reward.txt # pytest\n"
+    task = make(f"#!/bin/bash\n{header}")
+    with pytest.raises(VerifierError, match="never ran its tests"):
+        await HarborVerifier().verify(box, task)
+
+
+async def test_no_report_at_all_is_fewer_checks_too(box: FolderSandbox, make: Make) -> None:
+    verifier, task = HarborVerifier(), make("#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n")
+    assert (await verifier.verify(box, task)).strict
+    verifier.expect({task.id: ("a", "b")})
+    with pytest.raises(VerifierError, match="reward 1 with 0 checks passed, its solution passed 2"):
+        await verifier.verify(box, task)
