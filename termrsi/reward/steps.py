@@ -35,7 +35,7 @@ def parts(task: TaskSpec) -> list[TaskSpec]:
 
 
 async def prepare(sandbox: Sandbox, task: TaskSpec, *, first: bool) -> bool:
-    """What one step's author wants to be there before its agent; False if its setup.sh failed or, but for the first, its healthcheck.
+    """What one step's author wants to be there before its agent; False if its setup.sh failed or, save the first, its healthcheck.
 
     Raises SandboxError, also if the machine is not healthy before any agent was there.
     """

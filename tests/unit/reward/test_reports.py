@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from termrsi.reward import reports
 from termrsi.reward.reports import LARGEST_BYTES, Report, parse
 
 SUMMARY = """\
