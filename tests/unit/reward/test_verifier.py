@@ -301,7 +301,7 @@ async def test_a_reward_of_several_keys(box: FolderSandbox, make: Make, text: st
 
 async def test_a_report_that_vanished_is_no_success(box: FolderSandbox, make: Make) -> None:
     """As where the agent's code ends pytest, with exit code 0, in its first test: the header is all that is printed."""
-    header = "echo '===== test session starts ====='; echo 1 > /logs/verifier/reward.txt # pytest\n"
+    header = "echo '===== test session starts ====='; : pytest; echo 1 > /logs/verifier/reward.txt\n"
     task = make(f"#!/bin/bash\n{header}")
     with pytest.raises(VerifierError, match="never ran its tests"):
         await HarborVerifier().verify(box, task)
