@@ -47,12 +47,12 @@ last) # a kernel that does not tell the last number given out (gVisor's): the hi
   case "$__trsi_flags" in *f*) \builtin set -f ;; esac
   \builtin unset -v __trsi_name __trsi_flags ;;
 status) \builtin return "$2" ;;
-dump)
+dump) # through the file and not a pipe: what is being ended at this moment may be every process but this
+  {{ \builtin compgen -v >|{self.state}; \builtin mapfile -t __trsi_names <{self.state}; }} 2>&-
   {{
     \builtin printf '#state\nbuiltin cd -- %q\n' "$PWD"
     \builtin umask -p
     \builtin shopt -p
-    \builtin mapfile -t __trsi_names < <(\builtin compgen -v)
     for __trsi_name in "${{__trsi_names[@]}}"; do
       case "$__trsi_name" in
       {PRIVATE_NAMES}) ;;

@@ -2,6 +2,7 @@
 
 import pytest
 
+from termrsi.sandbox.script import Places
 from termrsi.sandbox.shell import Collector
 
 
@@ -34,3 +35,10 @@ def test_memory_stays_bounded() -> None:
     for _ in range(1000):
         collector.add(b"x" * 10_000)
     assert sum(len(part) for part in collector._tail) <= 10_500
+
+
+def test_writing_the_state_begins_no_process() -> None:
+    """A time-out ends every process but the shell, perhaps in the middle of that: what another one was to say would be missing."""
+    dump = Places("/command", "/state", "/library").library_text().partition("dump)")[2]
+    assert "declare -p" in dump
+    assert not any(sign in dump for sign in ("<(", "$(", "| ", "`"))
