@@ -41,4 +41,4 @@ def test_writing_the_state_begins_no_process() -> None:
     """A time-out ends every process but the shell, perhaps in the middle of that: what another one was to say would be missing."""
     dump = Places("/command", "/state", "/library").library_text().partition("dump)")[2]
     assert "declare -p" in dump
-    assert not any(sign in dump for sign in ("<(", "$(", "| ", "`"))
+    assert not any(sign in dump for sign in ("<(", "$(", " | ", "`"))
