@@ -249,6 +249,27 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectedArtifact:
+    """What became of one artifact that a task declares, as Harbor's manifest has it."""
+
+    source: str
+    destination: str  # below the trial's directory
+    type: str  # "file" or "directory"; of one that is not there, what its name looks like
+    status: str  # "ok", "failed" (it could not be had), "empty" or "skipped" (one inside another, or over the bound)
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """What a verification left, for a trial's directory: relative paths and contents."""
+
+    logs: tuple[tuple[str, bytes], ...] = ()
+    artifacts: tuple[tuple[str, bytes], ...] = ()
+    manifest: tuple[CollectedArtifact, ...] = ()
+    left_out: tuple[str, ...] = ()  # paths of files over the bound
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier found. `strict`: the task's official reward is full. Ids of checks, each once."""
 
@@ -262,6 +283,7 @@ class Verdict:
     replaced: tuple[str, ...] = ()  # what the agent replaced of what a verifier runs through (`watched`)
     log: str = ""  # the end of what the tests printed
     parts: tuple["Verdict", ...] = ()  # of a task of several steps: those of the steps verified, in order
+    kept: KeptFiles | None = None  # where the verifier was asked to keep them
 
 
 @dataclass(frozen=True, slots=True)

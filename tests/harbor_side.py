@@ -58,6 +58,7 @@ def refused(path: str) -> dict[str, str]:
 
 def trial(path: Path) -> str:
     from harbor.models.trajectories.trajectory import Trajectory
+    from harbor.models.trial.artifact_manifest import ArtifactManifestEntry
     from harbor.models.trial.config import TrialConfig
     from harbor.models.trial.result import TrialResult
 
@@ -73,6 +74,9 @@ def trial(path: Path) -> str:
         calls = [step for step in trajectory.steps if step.source == "agent"]
         if not all(len(step.metrics.completion_token_ids) == len(step.metrics.logprobs) > 0 for step in calls):
             raise AssertionError(f"{path}: tokens without log-probabilities")
+    for file in [path / "artifacts" / "manifest.json", *sorted(path.glob("steps/*/artifacts/manifest.json"))]:
+        for entry in json.loads(file.read_text()) if file.is_file() else []:
+            ArtifactManifestEntry.model_validate(entry)
     for step in result.step_results or []:
         if not (path / "steps" / step.step_name / "verifier" / "reward.txt").is_file():
             raise AssertionError(f"{path}: nothing of its step {step.step_name}")

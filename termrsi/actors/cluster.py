@@ -61,6 +61,7 @@ class Cluster:
                 host_share=config.sandbox.host_share,
                 owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
                 text_first=config.tasks.text_first,
+                keep_bytes=int(config.trial_mb * 2**20) if config.trials else 0,
                 verifier_time=config.tasks.verifier_time,
                 kit=config.tasks.kit,
                 cache_dir=str(self._cache_dir),

@@ -43,6 +43,7 @@ class SandboxOptions:
     text_first: bool = False  # of a verifier's two rewards
     verifier_time: float = 1.0
     kit: str = ""  # of offline verification
+    keep_bytes: int = 0  # of each verdict's files
     build_network: bool = False
 
 
@@ -77,6 +78,7 @@ class SandboxActor:
             text_first=options.text_first,
             kit=options.kit or None,
             beside=self._pool.beside,
+            keep_bytes=options.keep_bytes,
         )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id

@@ -465,6 +465,7 @@ class Config:
     min_free_gib: float = 5.0  # less free disk than this at the start is refused
     dry: bool = False  # fakes for every port: seconds, no engine
     trials: bool = False  # a directory in Harbor's layout for each episode: stages/<name>/trials
+    trial_mb: float = 4.0  # of the verifier's files, and of the artifacts, in each of them
     model: ModelConfig = field(default_factory=ModelConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)

@@ -4,7 +4,7 @@
     DIR/<task[:32]>__<7>/config.json, result.json       one trial: what was asked for, what came out
     DIR/<task[:32]>__<7>/agent/trajectory.json          ATIF
     DIR/<task[:32]>__<7>/verifier/reward.txt, ctrf.json, test-stdout.txt
-    DIR/<task[:32]>__<7>/artifacts/manifest.json
+    DIR/<task[:32]>__<7>/artifacts/manifest.json, ...   what the task publishes, where the agent left it
     DIR/<task[:32]>__<7>/steps/<step>/agent, verifier   of a task of several steps, in place of the two above
 
 A dropped episode has an exception and no reward: it is no 0.
@@ -13,11 +13,12 @@ A dropped episode has an exception and no reward: it is no 0.
 import asyncio
 import functools
 import hashlib
+import os
 import re
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ from termrsi import __version__
 from termrsi.interop import atif
 from termrsi.interop.jobs import Job, job_id
 from termrsi.ports import Rollouts
-from termrsi.records import DroppedRollout, EpisodeSpec, Rollout, ScoredRollout, Snapshot, Verdict
+from termrsi.records import DroppedRollout, EpisodeSpec, KeptFiles, Rollout, ScoredRollout, Snapshot, Verdict
 from termrsi.reward import apart, steps
 
 Json = dict[str, Any]  # Any: JSON
@@ -51,7 +52,7 @@ class RecordedRollouts:
                     number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
                     _, said = await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
                     self._job.add(said)
-                    yield result
+                    yield without_files(result)
         finally:
             self._job.write()
 
@@ -63,9 +64,8 @@ def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRol
     """One trial directory, and its result. `result.json` comes last: a directory without one is half-written."""
     trial = directory / _name(spec)
     config = _config(spec, trial, model)
-    (trial / "artifacts").mkdir(parents=True, exist_ok=True)
+    trial.mkdir(parents=True, exist_ok=True)
     atif.dump(trial / "config.json", config)
-    atif.dump(trial / "artifacts" / "manifest.json", [])
     said = _result(spec, result, trial, config, model)
     if isinstance(result, ScoredRollout) and spec.task.steps:
         said["step_results"] = []
@@ -80,8 +80,11 @@ def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRol
 
 def _recorded(place: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, model: str) -> None:
     """What the agent did, and what the verifier found."""
-    for name in ("agent", "verifier"):
+    for name in ("agent", "verifier", "artifacts"):
         (place / name).mkdir(parents=True, exist_ok=True)
+    kept = (result.verdict.kept if isinstance(result, ScoredRollout) else None) or KeptFiles()
+    _lay(place / "artifacts", kept.artifacts)
+    atif.dump(place / "artifacts" / "manifest.json", [{**asdict(entry), "service": None} for entry in kept.manifest])
     if isinstance(result, ScoredRollout):
         atif.dump(place / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
         _verifier(place / "verifier", result.verdict)
@@ -221,9 +224,33 @@ def _exception(result: DroppedRollout, when: datetime) -> Json:
     }
 
 
+def without_files(result: ScoredRollout | DroppedRollout) -> ScoredRollout | DroppedRollout:
+    """For those who come after: no stage reads them, and a step's rollouts stay in memory together."""
+    if isinstance(result, DroppedRollout):
+        return result
+    parts = tuple(replace(part, kept=None) for part in result.verdict.parts)
+    return replace(result, verdict=replace(result.verdict, kept=None, parts=parts))
+
+
+def _lay(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    for name, data in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
 def _verifier(folder: Path, verdict: Verdict) -> None:
-    (folder / "reward.txt").write_text(f"{verdict.reward:g}\n")
-    (folder / "test-stdout.txt").write_text(verdict.log)
+    """What the verifier left, if it was kept; of what no file tells, the verdict's own words."""
+    kept = verdict.kept or KeptFiles()
+    _lay(folder, kept.logs)
+    if kept.left_out:
+        (folder / "left-out.txt").write_bytes(os.fsencode("".join(f"{path}\n" for path in kept.left_out)))
+    names = {name for name, _ in kept.logs}
+    if not names & {"reward.txt", "reward.json"}:
+        (folder / "reward.txt").write_text(f"{verdict.reward:g}\n")
+    if "test-stdout.txt" not in names:
+        (folder / "test-stdout.txt").write_text(verdict.log)
+    if "ctrf.json" in names:
+        return
     outcomes = (("passed", verdict.passed), ("failed", verdict.failed), ("skipped", verdict.skipped))
     tests = [{"name": name, "status": status, "duration": 0} for status, names in outcomes for name in names]
     if tests:

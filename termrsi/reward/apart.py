@@ -48,6 +48,7 @@ class Artifact:
 
     source: str
     exclude: tuple[str, ...] = ()
+    destination: str = ""  # below a trial's artifacts/; "": as its source
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,12 @@ def of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:  # Any: parsed 
     """None: the tests run in the agent's container. `data` is the task's configuration. Raises TaskError."""
     with _understood(task):
         return _of(task, data)
+
+
+def declared(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Artifact, ...]:  # Any: parsed TOML
+    """/logs/artifacts, and what the task and the step that this is the task of declare. Raises TaskError."""
+    with _understood(task):
+        return _declared(data, _own_step(task, data))
 
 
 def hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:  # Any: parsed TOML
@@ -82,8 +89,18 @@ def _understood(task: TaskSpec) -> Iterator[None]:
         raise TaskError(f"task.toml: its verifier's container cannot be understood: {error}", task.path) from error
 
 
+def _own_step(task: TaskSpec, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next((step for step in data.get("steps", []) if task.step and step.get("name") == task.step), {})
+
+
+def _declared(data: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Artifact, ...]:
+    found = list(_artifacts([*_list(data, "artifacts"), *_list(own, "artifacts")]))
+    given = any(artifact.source.rstrip("/") == ARTIFACTS for artifact in found)  # then as the task says, exclusions and all
+    return tuple(found) if given else (Artifact(ARTIFACTS), *found)
+
+
 def _of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:
-    own = next((step for step in data.get("steps", []) if task.step and step.get("name") == task.step), {})
+    own = _own_step(task, data)
     levels = [_table(level, "verifier") for level in (own, data)]
     mode = next((mode for level in levels if (mode := _mode(level)) is not None), "shared")
     if mode != "separate":
@@ -91,7 +108,7 @@ def _of(task: TaskSpec, data: Mapping[str, Any]) -> Apart | None:
     given = next((_table(level, "environment") for level in levels if "environment" in level), {})
     environment = _environment(task, given) if given else replace(task.environment, healthcheck=None)
     environment = replace(environment, network=_network(data, levels))
-    artifacts = tuple(_artifacts([ARTIFACTS, *_list(data, "artifacts"), *_list(own, "artifacts")]))
+    artifacts = _declared(data, own)
     root = Path(task.path)
     folders = [root / "steps" / task.step / "tests"] if task.step else []
     for level, folder in zip(levels if task.step else levels[1:], [*folders, root / "tests"], strict=True):
@@ -117,7 +134,7 @@ def is_separate(path: Path | str) -> bool:
 
 
 def _hooks(task: TaskSpec, data: Mapping[str, Any]) -> tuple[Hook, ...]:
-    own = next((step for step in data.get("steps", []) if task.step and step.get("name") == task.step), {})
+    own = _own_step(task, data)
     found = []
     for one in (one for level in (data, own) for one in _list(_table(level, "verifier"), "collect")):
         if not isinstance(one, dict) or not isinstance(one.get("command"), str):
@@ -152,35 +169,45 @@ def as_user(user: str | None, command: str) -> str:
     return f"su -s /bin/bash {shlex.quote(str(user))} -c {shlex.quote(command)}"
 
 
-async def fetch(
-    source: Sandbox, workdir: str | None, artifacts: tuple[Artifact, ...], folder: Path
-) -> list[tuple[Path, PurePosixPath]]:
-    """Copies of what was declared and is there, in `folder`, and their places. One inside another is part of that, as in Harbor.
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An artifact, its place in the sandbox, and the copy of what is there, if it could be had."""
+
+    artifact: Artifact
+    place: PurePosixPath
+    copy: Path | None
+    skipped: bool = False  # it is part of another, or the other way
+
+
+async def fetch(source: Sandbox, workdir: str | None, artifacts: tuple[Artifact, ...], folder: Path) -> list[Fetched]:
+    """Copies of what was declared and is there, in `folder`. One inside another is part of that, as in Harbor.
 
     What cannot be copied (a pipe, more than a disk) is not there. Raises SandboxError if the sandbox is lost.
     """
-    found: list[tuple[Path, PurePosixPath]] = []
-    claimed: list[PurePosixPath] = []
+    found: list[Fetched] = []
     for number, artifact in enumerate(artifacts):
         place = PurePosixPath(os.path.normpath(PurePosixPath(workdir or "/", artifact.source)))
-        if any(place == one or one in place.parents or place in one.parents for one in claimed):
+        if any(place == one.place or one.place in place.parents or place in one.place.parents for one in found):
+            found.append(Fetched(artifact, place, None, skipped=True))
             continue
-        claimed.append(place)
         copy = folder / str(number) / (place.name or "root")
         copy.parent.mkdir()
         try:
             await source.get(str(place), copy)
         except SandboxError:
             await source.run("true", ANSWER_S)  # raises, if it is the sandbox that is lost
+            found.append(Fetched(artifact, place, None))
             continue
-        if await asyncio.to_thread(_trimmed, copy, artifact.exclude):
-            found.append((copy, place))
+        there = await asyncio.to_thread(_trimmed, copy, artifact.exclude)
+        found.append(Fetched(artifact, place, copy if there else None))
     return found
 
 
-async def lay(target: Sandbox, found: list[tuple[Path, PurePosixPath]]) -> None:
+async def lay(target: Sandbox, found: list[Fetched]) -> None:
     """Puts them where they were, in place of what is there. Raises SandboxError."""
-    for copy, place in found:
+    for copy, place in ((one.copy, one.place) for one in found):
+        if copy is None:
+            continue
         where, parent = shlex.quote(str(place)), shlex.quote(str(place.parent))
         empty = f"[ ! -L {where} ] || rm -f {where}; "
         if copy.is_dir():
@@ -238,7 +265,8 @@ def _artifacts(entries: list[Any]) -> Iterator[Artifact]:
             raise TaskError("artifacts has an entry without a source", "task.toml")
         if table.get("service", "main") != "main":
             raise TaskError(f"artifact {table['source']} of service {table['service']!r}: only main is supported", "task.toml")
-        yield Artifact(table["source"], tuple(str(pattern) for pattern in _list(table, "exclude")))
+        exclude = tuple(str(pattern) for pattern in _list(table, "exclude"))
+        yield Artifact(table["source"], exclude, str(table.get("destination") or ""))
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg])", re.IGNORECASE)

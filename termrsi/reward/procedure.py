@@ -6,22 +6,23 @@ result is read; an agent that replaced a program which every test script runs th
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi import watched
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
-from termrsi.records import TaskSpec, Verdict
-from termrsi.reward import apart, kit, reports
-from termrsi.reward.apart import Apart, Beside, Hook
+from termrsi.records import KeptFiles, TaskSpec, Verdict
+from termrsi.reward import apart, kept, kit, reports
+from termrsi.reward.apart import ARTIFACTS, Apart, Artifact, Beside, Hook
 
 LOGS = "/logs/verifier"
 GRACE_S = 15.0  # over the verifier's own time-out, for the sandbox to notice
@@ -54,11 +55,12 @@ class Suite:
     hooks: tuple[Hook, ...] = ()  # run before all else, while what the agent left running still does
     apart: Apart | None = None  # the container that the tests run in, if it is not the agent's
     place: str | None = None  # the agent's working directory, where hooks run and what artifacts are relative to
+    artifacts: tuple[Artifact, ...] = (Artifact(ARTIFACTS),)  # what a trial's directory has of the agent's machine
 
 
-async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside | None = None) -> Verdict:
+async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside | None = None, *, keep_bytes: int = 0) -> Verdict:
     """Score the sandbox's present state. It is no restart point afterwards: snapshot first. Of what the tests brought only the
-    next step of a task of several finds nothing.
+    next step of a task of several finds nothing. `keep_bytes`: of logs and of artifacts, to be handed on with the verdict.
 
     A sandbox that the agent left unusable scores 0, with the source "spoiled". Raises VerifierError if no valid result can be had,
     SandboxError from below, TaskError for a suite `apart` where nothing can be made `beside`.
@@ -67,12 +69,21 @@ async def judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, beside: Beside |
     if suite.apart is not None and beside is None:
         raise TaskError("its verifier wants a container of its own, and none can be made here", task.path)
     try:
-        return await _judge(sandbox, task, suite, started, beside)
+        return await _judge(sandbox, task, suite, _Course(started, beside, keep_bytes))
     except SandboxSpoiled:
         return Verdict(False, 0.0, source="spoiled", duration_s=time.monotonic() - started)
 
 
-async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float, beside: Beside | None) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """One verification."""
+
+    started: float
+    beside: Beside | None
+    keep_bytes: int
+
+
+async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, course: _Course) -> Verdict:
     lost: SandboxError | None = None
     try:
         await apart.collect(sandbox, suite.hooks, suite.place)
@@ -86,39 +97,54 @@ async def _judge(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float,
     foreign = [path for path in replaced if path not in task.touches and watched.EVERYTHING not in task.touches]
     if any(watched.relied_on(path) for path in foreign):
         # Whatever the tests said now, a program of the agent would have said it.
-        return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - started, replaced=replaced)
+        return Verdict(False, 0.0, source="replaced", duration_s=time.monotonic() - course.started, replaced=replaced)
     if lost is not None:
         raise lost
-    if suite.apart is not None and beside is not None:
-        verdict = await _tested_apart(sandbox, task, suite, suite.apart, started, beside)
+    if suite.apart is not None and course.beside is not None:
+        verdict = await _tested_apart(sandbox, task, suite, suite.apart, course, course.beside)
     else:
+        artifacts = await _artifacts(sandbox, suite, course) if course.keep_bytes else None
         await _look_for_room(sandbox)
         await _clean(sandbox, task)
         if aside := [path for path in foreign if path in watched.SET_ASIDE]:
             await sandbox.run(f"rm -rf -- {shlex.join(aside)}", GRACE_S)
-        verdict = await _tested(sandbox, task, suite, started)
+        verdict = await _tested(sandbox, task, suite, course, artifacts)
     if task.step:  # there is an agent after this one
         await _clean(sandbox, task)
     return dataclasses.replace(verdict, replaced=replaced)
 
 
-async def _tested_apart(sandbox: Sandbox, task: TaskSpec, suite: Suite, where: Apart, started: float, beside: Beside) -> Verdict:
+@contextlib.asynccontextmanager
+async def _folder() -> AsyncGenerator[Path, None]:
+    """A directory of this machine, for copies."""
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"termrsi-artifacts-{os.getpid()}-"))
     try:
-        found = await apart.fetch(sandbox, suite.place, where.artifacts, folder)
-        try:
-            async with beside(sandbox, dataclasses.replace(task, environment=where.environment)) as other:
-                await apart.lay(other, found)
-                await _clean(other, task, bundled=where.bundled)
-                return await _tested(other, task, suite, started)
-        except SandboxSpoiled as error:  # by the tests, or by what they read: the agent was never there
-            raise VerifierError(f"the verifier's own container: {error}", task.id) from error
+        yield folder
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float) -> Verdict:
-    """Puts the tests, runs them, reads what they left."""
+async def _artifacts(sandbox: Sandbox, suite: Suite, course: _Course) -> KeptFiles:
+    async with _folder() as folder:
+        found = await apart.fetch(sandbox, suite.place, suite.artifacts, folder)
+        return await asyncio.to_thread(kept.artifacts, found, course.keep_bytes)
+
+
+async def _tested_apart(sandbox: Sandbox, task: TaskSpec, suite: Suite, where: Apart, course: _Course, beside: Beside) -> Verdict:
+    async with _folder() as folder:
+        found = await apart.fetch(sandbox, suite.place, where.artifacts, folder)
+        files = await asyncio.to_thread(kept.artifacts, found, course.keep_bytes) if course.keep_bytes else None
+        try:
+            async with beside(sandbox, dataclasses.replace(task, environment=where.environment)) as other:
+                await apart.lay(other, found)
+                await _clean(other, task, bundled=where.bundled)
+                return await _tested(other, task, suite, course, files)
+        except SandboxSpoiled as error:  # by the tests, or by what they read: the agent was never there
+            raise VerifierError(f"the verifier's own container: {error}", task.id) from error
+
+
+async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, course: _Course, files: KeptFiles | None) -> Verdict:
+    """Puts the tests, runs them, reads what they left. `files`: what was kept of the agent's machine."""
     for source, target in (*suite.puts, *(((suite.kit, kit.PLACE),) if suite.kit else ())):
         await sandbox.put(source, target)
     await _run(sandbox, task, suite)
@@ -129,12 +155,14 @@ async def _tested(sandbox: Sandbox, task: TaskSpec, suite: Suite, started: float
             if path.is_symlink():  # it would be followed on this machine, not inside the sandbox
                 path.unlink()
         try:
-            verdict = await asyncio.to_thread(suite.read, Path(folder), time.monotonic() - started)
+            verdict = await asyncio.to_thread(suite.read, Path(folder), time.monotonic() - course.started)
+            if files is not None:
+                files = await asyncio.to_thread(kept.with_logs, files, Path(folder), course.keep_bytes)
         except (OSError, ValueError, OverflowError, RecursionError) as error:  # of bytes that nobody meant to be read
             raise VerifierError(f"its result cannot be read: {type(error).__name__}: {error}", task.id) from error
         log = Path(folder, reports.STDOUT)
         said = reports.end_of(log)[-LOG_BYTES:] if log.is_file() else ""
-    return dataclasses.replace(verdict, log=said)
+    return dataclasses.replace(verdict, log=said, kept=files)
 
 
 async def _clean(sandbox: Sandbox, task: TaskSpec, *, bundled: bool = False) -> None:

@@ -123,11 +123,26 @@ def _marked(word: str) -> Callable[[Path, str, float], Verdict]:
     return read
 
 
+def _swelancer(logs: Path, task_id: str, seconds: float) -> Verdict:
+    """One check for all, by the last of the script's two phrases, which it ends with.
+
+    Ours: without either, nothing was tested (there, words of a tool's log may then solve it); a success before the last does not
+    count, which the agent's own program may have printed.
+    """
+    said = re.findall(r"swe lancer (success|failure)", _text(logs), re.IGNORECASE)
+    if not said:
+        raise VerifierError("the verifier never ran its tests to their end: it said neither success nor failure", task_id)
+    solved = said[-1].lower() == "success"
+    checks = ("swelancer_task",)
+    return Verdict(solved, float(solved), checks if solved else (), () if solved else checks, (), "swelancer", seconds)
+
+
 PARSERS: dict[str, Callable[[Path, str, float], Verdict]] = {
     "pytest": _pytest,
     "swebench": _marked("PASSED"),
     "sweperf": _marked("PASSED"),
     "mlebench": _marked("ALL TESTS PASSED"),
+    "swelancer": _swelancer,
 }
 
 

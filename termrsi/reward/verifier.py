@@ -162,6 +162,7 @@ class HarborVerifier:
             kit=self._kit.part(task.path) if self._kit else None,
             hooks=hooks,
             apart=where,
+            artifacts=apart.declared(task, _read(root / "task.toml")),
             place=workdir_of(task.environment),
         )
 

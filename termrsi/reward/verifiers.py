@@ -22,19 +22,22 @@ class TaskVerifier:
         text_first: bool = False,
         kit: Path | str | None = None,
         beside: Beside | None = None,
+        keep_bytes: int = 0,
     ) -> None:
-        """`kit`: the directory of one. `beside`: makes the containers of verifiers that want one of their own.
+        """`kit`: the directory of one. `beside`: makes the containers of verifiers that want one of their own. `keep_bytes`: bound
+        of the log files, and of the artifacts, that go with each verdict.
 
         Raises ConfigError if there is no kit.
         """
         found = opened(kit) if kit else None
         self._beside = beside
+        self._keep_bytes = keep_bytes
         self._harbor = HarborVerifier(timeout_multiplier=timeout_multiplier, text_first=text_first, kit=found, beside=beside)
         self._terminal_bench = TerminalBenchVerifier(timeout_multiplier=timeout_multiplier, kit=found)
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         """See `procedure.judge`. Raises TaskError, too, if the task has no verifier."""
-        return await judge(sandbox, task, self.suite(task), self._beside)
+        return await judge(sandbox, task, self.suite(task), self._beside, keep_bytes=self._keep_bytes)
 
     def expect(self, checks: Mapping[str, Collection[str]]) -> None:
         """What the tasks' own solutions passed, by task id: a report that shrinks is no success."""

@@ -30,9 +30,7 @@ def not_done(data: Mapping[str, object]) -> Iterator[str]:
     yield from _not_done_of_phases(data, "")
     yield from (f"environment.{key}" for key in _MACHINE if _sub(data, "environment").get(key))
     yield from (f"verifier.environment.{key}" for key in (*_MACHINE, "healthcheck") if _sub(verifier, "environment").get(key))
-    if data.get("artifacts") and not _is_separate(verifier):
-        yield "artifacts"
-    found = (name for step in steps(data) for name in (*_not_done_of_phases(step, "steps[]."), *_artifacts_of(step, verifier)))
+    found = (name for step in steps(data) for name in _not_done_of_phases(step, "steps[]."))
     yield from dict.fromkeys(found)
 
 
@@ -47,12 +45,6 @@ def _not_done_of_phases(table: Mapping[str, object], place: str) -> Iterator[str
     )
     if verifier.get("network_mode") is not None and not _is_separate(verifier):
         yield f"{place}verifier.network_mode"  # of the agent's own machine, which keeps what it has
-
-
-def _artifacts_of(step: Mapping[str, object], verifier: Mapping[str, object]) -> Iterator[str]:
-    own = _sub(step, "verifier")
-    if step.get("artifacts") and not _is_separate(own or verifier):
-        yield "steps[].artifacts"
 
 
 def _is_separate(verifier: Mapping[str, object]) -> bool:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from termrsi import tasks
 from termrsi.driver import main
 from termrsi.harness import variants
 from termrsi.interop import trials
+from termrsi.records import CollectedArtifact, KeptFiles
 from termrsi.reward.verifier import load_spec, solution_environment
 from termrsi.sandbox import check
 from termrsi.tasks import bundled
@@ -58,6 +59,21 @@ def test_the_trials_of_a_run_are_harbors(tmp_path: Path) -> None:
     (job,) = side("jobs", run / "stages" / "base_eval" / "trials")
     assert job["trials"] == len(trials)
     assert any("2" in passes for passes in job["passes"].values()), job
+
+
+def test_the_manifest_of_what_a_task_publishes_is_harbors(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    spec, result = two_steps(str(tmp_path / "task"))
+    entries = (
+        CollectedArtifact("/logs/artifacts", "artifacts/logs/artifacts", "directory", "empty"),
+        CollectedArtifact("/app/out", "artifacts/out", "directory", "ok", ("*.o",)),
+    )
+    kept = KeptFiles(artifacts=(("out/a", b"a"),), manifest=entries)
+    parts = tuple(replace(part, kept=kept) for part in result.verdict.parts)
+    trial, _ = trials.write(tmp_path / "trials", spec, replace(result, verdict=replace(result.verdict, parts=parts)), model="m")
+    assert side("trials", trial) == [trial.name]
+    assert len(json.loads((trial / "steps" / "one" / "artifacts" / "manifest.json").read_text())) == 2
+    assert (trial / "steps" / "one" / "artifacts" / "out" / "a").read_text() == "a"
 
 
 def test_the_trial_of_a_task_of_steps_is_harbors(tmp_path: Path) -> None:

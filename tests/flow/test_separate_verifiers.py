@@ -69,6 +69,22 @@ async def judged(pool: HostPool, task: TaskSpec, command: str) -> Verdict:
         await pool.release(box)
 
 
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+async def test_what_the_task_publishes_and_the_verifier_wrote_is_kept(tmp_path: Path, pool: HostPool, mode: str) -> None:
+    task = written(tmp_path / "task", FRESH | {"task.toml": FRESH["task.toml"].replace("separate", mode)})
+    box: Sandbox = await pool.lease(task)
+    try:
+        await box.run("echo 42 > /app/answer; ln -s /etc/passwd /logs/artifacts/link; echo seen > /logs/artifacts/log", 10.0)
+        verdict = await TaskVerifier(beside=pool.beside, keep_bytes=1 << 20).verify(box, task)
+    finally:
+        await pool.release(box)
+    assert verdict.strict
+    assert verdict.kept is not None
+    assert dict(verdict.kept.artifacts) == {"app/answer": b"42\n", "logs/artifacts/log": b"seen\n"}
+    assert dict(verdict.kept.logs) == {"reward.txt": b"1\n", "test-stdout.txt": b""}
+    assert [entry.status for entry in verdict.kept.manifest] == ["ok", "ok"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_oracle_and_empty_submission(tmp_path: Path, pool: HostPool, kind: str) -> None:
     task = written(tmp_path / "task", KINDS[kind])

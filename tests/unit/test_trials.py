@@ -11,9 +11,11 @@ from termrsi.harness import variants
 from termrsi.interop import atif, trials
 from termrsi.records import (
     Chunk,
+    CollectedArtifact,
     DroppedRollout,
     EnvironmentSpec,
     EpisodeSpec,
+    KeptFiles,
     Limits,
     Rollout,
     SamplingParams,
@@ -140,6 +142,28 @@ def test_a_trial(task: TaskSpec, tmp_path: Path) -> None:
     assert read(trial / "agent" / "trajectory.json")["steps"]
 
 
+def test_kept_files_are_laid_where_harbor_has_them(task: TaskSpec, tmp_path: Path) -> None:
+    entry = CollectedArtifact("/app/out", "artifacts/app/out", "directory", "ok", ("*.o",))
+    logs = (("ctrf.json", b"{}"), ("reward.json", b'{"reward": 0.5}'), ("sub/\udcff", b"x"))
+    kept = KeptFiles(logs, (("app/out/deep/a", b"\x00"),), (entry,), ("verifier/core\udcff",))
+    trial, _ = trials.write(tmp_path / "trials", spec(task), scored(verdict=Verdict(False, 0.5, log="end", kept=kept)))
+    assert read(trial / "artifacts" / "manifest.json") == [
+        {
+            "source": "/app/out",
+            "destination": "artifacts/app/out",
+            "type": "directory",
+            "status": "ok",
+            "exclude": ["*.o"],
+            "service": None,
+        }
+    ]
+    assert (trial / "artifacts" / "app" / "out" / "deep" / "a").read_bytes() == b"\x00"
+    found = {path.relative_to(trial / "verifier").as_posix() for path in (trial / "verifier").rglob("*") if path.is_file()}
+    assert found == {"ctrf.json", "reward.json", "sub/\udcff", "left-out.txt", "test-stdout.txt"}
+    assert (trial / "verifier" / "ctrf.json").read_text() == "{}"
+    assert (trial / "verifier" / "left-out.txt").read_bytes() == b"verifier/core\xff\n"
+
+
 def test_each_step_has_a_directory_and_a_result(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     trial, result = trials.write(tmp_path / "trials", *two_steps(str(tmp_path / "task")), model="m")
@@ -190,7 +214,8 @@ async def test_recorded_rollouts_hand_on_what_they_wrote(task: TaskSpec, tmp_pat
 
         async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
             for one in specs:
-                yield scored(one.id) if one.id != "e2" else DroppedRollout("e2", "g", task.id, "late", 1)
+                verdict = Verdict(True, 1.0, kept=KeptFiles((("log", b"x"),)))
+                yield scored(one.id, verdict) if one.id != "e2" else DroppedRollout("e2", "g", task.id, "late", 1)
 
         async def discard(self, snapshots: Sequence[Snapshot]) -> None:
             self.discarded = snapshots
@@ -199,6 +224,9 @@ async def test_recorded_rollouts_hand_on_what_they_wrote(task: TaskSpec, tmp_pat
     recorded = trials.RecordedRollouts(plain, tmp_path / "trials")
     found = [one async for one in recorded.run([spec(task, "e1"), spec(task, "e2")])]
     assert [type(one) for one in found] == [ScoredRollout, DroppedRollout]
+    assert isinstance(found[0], ScoredRollout)
+    assert found[0].verdict == Verdict(True, 1.0)  # nobody else reads the files
+    assert [path.read_text() for path in tmp_path.rglob("log")] == ["x"]
     assert len(list((tmp_path / "trials").glob("*/result.json"))) == 2
     await recorded.discard([])
     assert plain.discarded == []

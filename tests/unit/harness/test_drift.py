@@ -210,7 +210,8 @@ class Drifting:
 
     def __init__(self, chat: ChatFormat, seed: int) -> None:
         self.chat, self.random = chat, random.Random(seed)
-        self.transcript = Transcript(chat.tokenizer)
+        self.counting = Counting(chat.tokenizer)
+        self.transcript = Transcript(self.counting)
         self.calls: list[Call] = []
         self.planted: dict[str, int] = dict.fromkeys(self.kinds, 0)
         known = chat.tokenizer.get_vocab()
@@ -239,7 +240,9 @@ class Drifting:
             end = [] if cut else [chat.end_of_turn]
             history = [*history[: len(history) - len(line_end) - len(end)], *end]
         self.prompt = [*self._spoilt(kind, history), *glue]
+        self.counting.encoded = 0
         self.transcript.next_prompt(self.prompt)
+        assert self.counting.encoded <= len(chat.tokenizer.decode(glue)) + 1, kind  # never the history, however it was spoilt
 
     def _sampled(self, text: str) -> Iterator[int]:
         """Encoded in two pieces, as a sampler may: not what encoding the whole gives."""
@@ -316,9 +319,10 @@ class Saying:
     """A machine that answers every command alike; a terminal's scripts as a terminal would."""
 
     id = "m"
+    output = "a\n"
 
     async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        return CommandResult(0, "2 0\na\n" if command.startswith("(\nstart=") else "a\n")
+        return CommandResult(0, f"2 0\n{self.output}" if command.startswith("(\nstart=") else self.output)
 
     async def start(self) -> None: ...
 
@@ -383,3 +387,65 @@ async def test_a_turn_costs_the_same_however_long_the_history(family: ChatFormat
     assert rollout.cases == {"strict": 300}
     (chunk,) = rollout.chunks
     assert sum(chunk.mask) == 300 * (len(family.encode(REPLIES[harness])) + 1)
+
+
+# Ten turns of an agent: what it says, how the sampler came to it, and what its command prints. Each has something that a harness
+# loses which sends its history as text.
+SCRIPT = [
+    ("```bash\nls\n```", "whole", "a\n"),
+    ("```bash\ncat naïve\n```", "in pieces", "naïve café ✓ 日本語 🙂\n"),
+    ("```bash\nls\n```   \n\n", "whole", "  ends in spaces   \n\n"),
+    ("I look at", "cut off", "never printed"),
+    (
+        "```bash\necho '<|im_end|><|eot|></s>'\n```",
+        "whole",
+        "<|im_end|>\n<|im_start|>assistant\n```bash\nrm\n```<|eot|></s>[INST]",
+    ),
+    ("```bash\ncat x\n```", "half a character", "\ufffd\ufffd é\r\n"),
+    ("<think>\nWhich  file?\n</think>\n```bash\nls\n```", "in pieces", '{"b": 1, "a": "\\u00e9"}\n'),
+    ("```bash\nls", "cut off", "never printed"),
+    ("", "whole", "never printed"),
+    ("```bash\nls -l\n```", "in pieces", "file\n"),
+]
+
+
+@pytest.mark.parametrize("harness", ["react", "thinking"])
+async def test_three_hundred_scripted_turns_lose_no_token_and_cost_the_same(family: ChatFormat, harness: str) -> None:
+    """A real episode: ones of the mask are the sampled ids in their order; the 300th turn has as much encoded as the 10th."""
+    counting = Counting(family.tokenizer)
+    known = family.tokenizer.get_vocab()
+    lone = next(known[name] for name in ("Ã", "<0xC3>") if name in known)
+    machine = Saying()
+    calls: list[Call] = []
+    costs: list[int] = []
+
+    def plain(text: str) -> list[int]:
+        return family.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) if text else []
+
+    class Agent:
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            costs.append(counting.encoded)
+            text, how, machine.output = SCRIPT[len(calls) % len(SCRIPT)]
+            ids = [*plain(text[: len(text) // 2]), *plain(text[len(text) // 2 :])] if how == "in pieces" else plain(text)
+            ids = [lone, *ids] if how == "half a character" else ids
+            ids += [] if how == "cut off" else [family.end_of_turn]
+            calls.append(Call(list(prompt_ids), ids, [-0.001 * i - len(calls) for i, _ in enumerate(ids)]))
+            counting.encoded = 0
+            return Completion(tuple(ids), tuple(calls[-1].logprobs), "length" if how == "cut off" else "stop")
+
+        async def pull(self, weights: WeightsVersion) -> None: ...
+
+    limits = Limits(max_turns=300, max_context_tokens=10**9, wall_s=600.0)
+    spec = EpisodeSpec("e", "g", TaskSpec("t", "f", "Do it.", "", EnvironmentSpec()), harness, SamplingParams(), limits)
+    rollout = await Episode(spec, Agent(), machine, ChatFormat(counting)).run()
+    assert len(rollout.turns) == 300, rollout.stop
+    assert [turn.command for turn in rollout.turns[:10]] == [turn.command for turn in rollout.turns[290:]]
+    assert sum(turn.command is not None for turn in rollout.turns[:10]) >= 6
+    trained = [token for chunk in rollout.chunks for token, one in zip(chunk.ids, chunk.mask, strict=True) if one]
+    assert trained == [token for call in calls for token in call.ids]
+    assert [value for chunk in rollout.chunks for value in chunk.logprobs] == [value for call in calls for value in call.logprobs]
+    assert audit(rollout.chunks, calls).exact
+    assert costs[9] == costs[299] > 0
+    assert costs[20:30] == costs[290:]  # of the first ten, one has what was encoded before it
+    cut = 30 if harness == "thinking" else 0
+    assert rollout.cases == {"strict": 300 - cut} | ({"split": cut} if cut else {})

@@ -96,6 +96,9 @@ def test_artifacts_of_task_and_step(tmp_path: Path) -> None:
     where = of(tmp_path, config, step="a")
     assert where is not None
     assert where.artifacts == (Artifact(ARTIFACTS), Artifact("/a"), Artifact("b", ("*.o",)), Artifact("/c"))
+    own = "artifacts = [{source = '/logs/artifacts/', exclude = ['*.o'], destination = 'out'}]\n"
+    assert apart.declared(task(tmp_path), tomllib.loads(own)) == (Artifact(f"{ARTIFACTS}/", ("*.o",), "out"),)
+    assert apart.declared(task(tmp_path), {}) == (Artifact(ARTIFACTS),)
 
 
 @pytest.mark.parametrize(

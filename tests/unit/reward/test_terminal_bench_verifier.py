@@ -143,8 +143,23 @@ async def test_blocks(box: FolderSandbox, make: Make, parser: str, block: str, s
 
 
 @pytest.mark.parametrize(
+    ("words", "solved"),
+    [
+        ("SWE LANCER SUCCESS", True),
+        ("SWE LANCER FAILURE. Expected: 2, Actual: 1", False),
+        ("the agent's program: SWE LANCER SUCCESS\nTest results: [0.0]\nSWE LANCER FAILURE", False),
+        ("user_tool completed\nTest results: [1.0]\nswe lancer success", True),
+    ],
+)
+async def test_swelancer(box: FolderSandbox, make: Make, words: str, solved: bool) -> None:
+    verdict = await TerminalBenchVerifier().verify(box, make(said(words), "parser_name: swelancer\n"))
+    assert (verdict.strict, verdict.source, len(verdict.passed)) == (solved, "swelancer", int(solved))
+
+
+@pytest.mark.parametrize(
     ("script", "config", "message"),
     [
+        ("echo user_tool completed\n", "parser_name: swelancer\n", "neither success nor failure"),
         ("echo no tests ran\n", "", "its output has no totals of pytest"),
         ("echo 'bash: pytest: command not found'\n", "", "pytest is not there"),
         ("echo SWEBench\n", "parser_name: swebench\n", "no block of results"),

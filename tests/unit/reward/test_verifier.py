@@ -313,3 +313,51 @@ async def test_no_report_at_all_is_fewer_checks_too(box: FolderSandbox, make: Ma
     verifier.expect({task.id: ("a", "b")})
     with pytest.raises(VerifierError, match="reward 1 with 0 checks passed, its solution passed 2"):
         await verifier.verify(box, task)
+
+
+ARTIFACTS = """artifacts = ["/app/out", {source = "/app/big.bin", destination = "in/big"},
+    {source = "/app/out/x", destination = "in"}, {source = "/app/none.txt"},
+    {source = "/logs/artifacts", exclude = ["*.tmp"], destination = "published"}]
+"""
+
+
+async def test_files_are_kept_for_whoever_asks(box: FolderSandbox, make: Make) -> None:
+    for name in ("app/out/x", "app/out/y", "app/big.bin", "logs/artifacts/model.patch", "logs/artifacts/a.tmp"):
+        (box.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (box.root / name).write_text(name if name != "app/big.bin" else "b" * 2000)
+    script = f"#!/bin/bash\n{REPORT}head -c 3000 /dev/zero > /logs/verifier/core\necho 0 > /logs/verifier/reward.txt; echo out\n"
+    task = make(script, ARTIFACTS)
+    verdict = await TaskVerifier(keep_bytes=1000).verify(box, task)
+    kept = verdict.kept
+    assert kept is not None
+    assert dict(kept.logs) == {"ctrf.json": f"{CTRF}\n".encode(), "reward.txt": b"0\n", "test-stdout.txt": b"out\n"}
+    assert dict(kept.artifacts) == {
+        "app/out/x": b"app/out/x",
+        "app/out/y": b"app/out/y",
+        "published/model.patch": b"logs/artifacts/model.patch",
+    }
+    assert kept.left_out == ("artifacts/in/big", "verifier/core")
+    assert [(one.destination, one.type, one.status, one.exclude) for one in kept.manifest] == [
+        ("artifacts/app/out", "directory", "ok", ()),
+        ("artifacts/in/big", "file", "skipped", ()),
+        ("artifacts/in", "directory", "skipped", ()),
+        ("artifacts/app/none.txt", "file", "failed", ()),
+        ("artifacts/published", "directory", "ok", ("*.tmp",)),
+    ]
+    assert (await TaskVerifier().verify(box, task)).kept is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "place"),
+    [
+        ("'/app/a'", "artifacts/app/a"),
+        ("{source = '/app/a', destination = '../../a'}", "artifacts/a"),
+        ("{source = '/app/a', destination = 'manifest.json'}", "artifacts/_/manifest.json"),
+    ],
+)
+async def test_an_artifact_stays_in_its_directory(box: FolderSandbox, make: Make, entry: str, place: str) -> None:
+    (box.root / "app" / "a").mkdir()
+    task = make("echo 1 > /logs/verifier/reward.txt\n", f"artifacts = [{entry}]\n")
+    kept = (await TaskVerifier(keep_bytes=10).verify(box, task)).kept
+    assert kept is not None
+    assert [(one.destination, one.status) for one in kept.manifest] == [("artifacts/logs/artifacts", "failed"), (place, "empty")]

@@ -332,10 +332,8 @@ network_mode = "public"
     assert told == [
         "agent.user",
         "verifier.network_mode",
-        "artifacts",
         "steps[].agent.user",
         "steps[].agent.network_mode",
-        "steps[].artifacts",
         "trajectory.json",
         ".harborignore",
     ]

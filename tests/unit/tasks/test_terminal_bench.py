@@ -102,7 +102,7 @@ def test_damage_that_is_repaired_is_told(make: Make) -> None:
     [
         ("max_test_timeout_sec: soon\n", "max_test_timeout_sec is 'soon', not a number"),
         ("max_test_timeout_sec: .nan\n", "max_test_timeout_sec is nan, not a number"),
-        ("parser_name: swelancer\n", "parser_name 'swelancer' is not known; valid: pytest, swebench"),
+        ("parser_name: mine\n", "parser_name 'mine' is not known; valid: pytest, swebench"),
     ],
 )
 def test_what_could_never_be_verified_is_refused_at_once(make: Make, more: str, words: str) -> None:
