@@ -132,13 +132,15 @@ def turn_boundary_gae_chunks(
     gamma: float,
     lam: float,
     credit: Credit = "tb",
+    linked: bool = True,
     truncated: bool = False,
     bootstrap_value: float = 0.0,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """`turn_boundary_gae` over a trajectory cut into chunks, in their order, linked by `chunk_carry` (ours).
 
     Turn ids go on from chunk to chunk: an equal id on both sides of a cut is one turn (a cut inside a turn). The terminal
-    reward stands in one place, in the last chunk. A chunk without action tokens passes the carry on.
+    reward stands in one place, in the last chunk. A chunk without action tokens passes the carry on. `linked=False`: every chunk
+    before another ends as if truncated, with that one's first value and no trace.
     Raises ValueError if turn ids decrease, also across a cut.
     """
     outputs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -151,7 +153,8 @@ def turn_boundary_gae_chunks(
             if turn < chunk.turn_ids[at[-1]]:
                 raise ValueError("turn_ids must not decrease over the action tokens, chunk to chunk")
             same = credit == "tb" and turn == chunk.turn_ids[at[-1]]
-            rewards[at[-1]] += chunk_carry(value, advantage, gamma=gamma, lam=lam, same_turn=same)
+            carry = chunk_carry(value, advantage, gamma=gamma, lam=lam, same_turn=same) if linked else gamma * value
+            rewards[at[-1]] += carry
         advantages, returns = turn_boundary_gae(
             rewards,
             chunk.values,
@@ -167,6 +170,16 @@ def turn_boundary_gae_chunks(
             later = int(chunk.turn_ids[at[0]]), float(chunk.values[at[0]]), float(advantages[at[0]])
         outputs.append((advantages, returns))
     return outputs[::-1]
+
+
+def adaptive_lambda(turns: int, alpha: float) -> float:
+    """1 - 1 / (alpha x turns), not below 0: the longer a trajectory, the less its trace decays.
+
+    VAPO (arXiv:2504.05118) counts tokens; turns are what decays here (ours). Without a turn: 0. Raises ValueError unless alpha > 0.
+    """
+    if not alpha > 0.0:
+        raise ValueError(f"alpha {alpha!r} must be above 0")
+    return max(0.0, 1.0 - 1.0 / (alpha * turns)) if turns else 0.0
 
 
 def group_relative(rewards: np.ndarray, *, std_floor: float = 1e-6, normalise: bool = True) -> np.ndarray:

@@ -19,6 +19,23 @@ class Credit(enum.StrEnum):
     token = "token"
 
 
+class TokenSteps(enum.StrEnum):
+    """What the arm `token` of credit takes for a step."""
+
+    everything = "all"
+    action = "action"
+
+
+class LimitEnds(enum.StrEnum):
+    terminal = "terminal"
+    truncate = "truncate"
+
+
+class Chunks(enum.StrEnum):
+    link = "link"
+    cut = "cut"
+
+
 class Reward(enum.StrEnum):
     binary = "binary"
     count = "count"  # type: ignore[assignment]  # shadows str.count, which no one calls on a reward
@@ -299,13 +316,25 @@ def _clip_has_effect(where: str, optim: PolicyOptimConfig, max_staleness: int) -
 
 @dataclass(slots=True, kw_only=True)
 class CreditConfig:
+    """`lam_alpha`, `lam_critic_alpha`: above 0, lambda is 1 - 1 / (alpha x turns) of each trajectory instead.
+
+    `limit_ends`: an episode that met a limit is over, with the verifier's reward (`terminal`); or it goes on beyond what was seen,
+    and the critic's value stands in (`truncate`). `chunks`: a trajectory whose history was rewritten is one (`link`) or several.
+    """
+
     credit: Credit = Credit.tb
+    token_steps: TokenSteps = TokenSteps.everything
     gamma: float = 1.0
     lam: float = 0.95
+    lam_alpha: float = 0.0
     lam_critic: float = 1.0
+    lam_critic_alpha: float = 0.0
+    limit_ends: LimitEnds = LimitEnds.terminal
+    chunks: Chunks = Chunks.link
     whiten: bool = True
 
     def __post_init__(self) -> None:
+        _at_least("credit", 0.0, lam_alpha=self.lam_alpha, lam_critic_alpha=self.lam_critic_alpha)
         for name in ("gamma", "lam", "lam_critic"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name}={getattr(self, name)}", "credit", "valid: 0 to 1")

@@ -1,19 +1,54 @@
-"""From scored rollouts to samples with credit: rewards, values and turn ids in, advantages and critic targets out."""
+"""From scored rollouts to samples with credit: rewards, values and turn ids in, advantages and critic targets out.
 
-from collections.abc import Sequence
-from dataclasses import replace
+A rollout gives one sample for each of its chunks, all with its id and in their order; what is about the rollout as a whole
+(reward, standing in its group, number of turns) is taken once.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from termrsi.algo import advantage, metrics
-from termrsi.config.schema import CreditConfig
-from termrsi.records import Sample, ScoredRollout
+from termrsi.algo.advantage import ChunkInput
+from termrsi.config.schema import Chunks, Credit, CreditConfig, LimitEnds, TokenSteps
+from termrsi.ports import Critic
+from termrsi.records import Rollout, Sample, ScoredRollout, StopReason
+from termrsi.stages.base import Rewarder
+
+LIMITS = frozenset({StopReason.turn_limit, StopReason.context_limit, StopReason.time_limit})
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples of some rollouts, and what each rollout earned, by its id. `cut`: those whose end is taken for none."""
+
+    samples: list[Sample]
+    rewards: dict[str, float]
+    cut: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What the critic says before each action token, one list per sample, and behind the last token of rollouts cut short."""
+
+    of: list[list[float]]
+    behind: dict[str, float] = field(default_factory=dict)
+
+
+def batch_of(scored: Sequence[ScoredRollout], rewarder: Rewarder, temperature: float, c: CreditConfig | None = None) -> Batch:
+    """`temperature`: the sampler's. Without a configuration of credit every end is one."""
+    ends = c.limit_ends if c else LimitEnds.terminal
+    cut = {s.rollout.id for s in scored if s.rollout.stop in LIMITS} if ends is LimitEnds.truncate else set()
+    samples = [sample for s in scored for sample in samples_of(s, temperature)]
+    return Batch(samples, {s.rollout.id: rewarder.reward(s) for s in scored}, frozenset(cut))
 
 
 def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
     """One sample per chunk, with the sampler's log-probabilities laid on the tokens; `temperature`: the sampler's."""
     made = []
-    for number, chunk in enumerate(scored.rollout.chunks):
+    for chunk in scored.rollout.chunks:
         logprobs = iter(chunk.logprobs)
         on_tokens = tuple(next(logprobs) if m else 0.0 for m in chunk.mask)
         made.append(
@@ -21,7 +56,7 @@ def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
                 chunk.ids,
                 chunk.mask,
                 chunk.turn_ids,
-                rollout_id=scored.rollout.id if len(scored.rollout.chunks) == 1 else f"{scored.rollout.id}#{number}",
+                rollout_id=scored.rollout.id,
                 group_id=scored.rollout.group_id,
                 sampler_logp=on_tokens,
                 temperature=temperature,
@@ -30,38 +65,44 @@ def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
     return made
 
 
-def with_values(
-    samples: Sequence[Sample], values: Sequence[Sequence[float]], rewards: Sequence[float], c: CreditConfig
-) -> list[Sample]:
-    """Advantages (lam) and critic targets (lam_critic) of single-chunk trajectories that ended; whitened over the batch.
+async def valued(critic: Critic, batch: Batch) -> Values:
+    """The critic's present values. What follows a rollout's last token is asked for as the prefix of one more."""
+    last = {members[-1]: rollout for rollout, members in _members(batch.samples).items() if rollout in batch.cut}
+    asked = [_one_more(sample) if i in last else sample for i, sample in enumerate(batch.samples)]
+    found = await critic.values(asked)
+    behind = {rollout: float(found[i][-1]) for i, rollout in last.items()}
+    return Values([values[: len(sample.ids)] for values, sample in zip(found, batch.samples, strict=True)], behind)
 
-    The whole reward stands on the last action token (T1). Targets come from unwhitened advantages.
+
+def with_values(batch: Batch, values: Values, c: CreditConfig) -> list[Sample]:
+    """Advantages (lam) and critic targets (lam_critic), chunks linked as `c.chunks` says; whitened over the batch.
+
+    The whole reward stands on the last action token (T1). A rollout that is cut short has none: the value behind it stands in
+    (ours). Targets come from unwhitened advantages.
     """
-    made, raw, masks = [], [], []
-    for sample, value, reward in zip(samples, values, rewards, strict=True):
-        mask = np.asarray(sample.mask)
-        booked = np.zeros(len(mask))
-        if mask.any():
-            booked[np.flatnonzero(mask)[-1]] = reward
-        arrays = (booked, np.asarray(value), np.asarray(sample.turn_ids), mask)
-        advantages, _ = advantage.turn_boundary_gae(*arrays, gamma=c.gamma, lam=c.lam, credit=c.credit.value)
-        _, returns = advantage.turn_boundary_gae(*arrays, gamma=c.gamma, lam=c.lam_critic, credit=c.credit.value)
-        raw.append(advantages)
-        masks.append(mask)
-        made.append(replace(sample, returns=tuple(returns.tolist()), old_values=tuple(float(v) for v in value)))
-    final = advantage.whiten(raw, masks) if c.whiten else raw
+    made = list(batch.samples)
+    raw = [np.zeros(len(sample.ids)) for sample in batch.samples]
+    for rollout, members in _members(batch.samples).items():
+        chunks = _booked([batch.samples[i] for i in members], [values.of[i] for i in members], batch, rollout)
+        behind = values.behind.get(rollout)
+        for i, chunk, (advantages, _), (_, returns) in zip(
+            members, chunks, _credit(chunks, c, behind, actor=True), _credit(chunks, c, behind, actor=False), strict=True
+        ):
+            raw[i] = advantages
+            made[i] = replace(made[i], returns=tuple(returns.tolist()), old_values=tuple(float(v) for v in chunk.values))
+    final = advantage.whiten(raw, [np.asarray(sample.mask) for sample in made]) if c.whiten else raw
     return [replace(s, advantages=tuple(float(x) for x in a)) for s, a in zip(made, final, strict=True)]
 
 
-def with_contrast(samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
+def with_contrast(samples: Sequence[Sample], rewards: Mapping[str, float]) -> list[Sample]:
     """The samples of groups in which rewards differ, advantages whitened anew over them.
 
     Of a task that always or never works a perfect critic would leave no advantage; what a poor one leaves is its own error.
     Tmax's active sampling (arXiv 2606.23321) does this for groups without a critic; for one with a critic it is ours.
     """
     seen: dict[str, set[float]] = {}
-    for sample, reward in zip(samples, rewards, strict=True):
-        seen.setdefault(sample.group_id, set()).add(reward)
+    for sample in samples:
+        seen.setdefault(sample.group_id, set()).add(rewards[sample.rollout_id])
     told = [s for s in samples if len(seen[s.group_id]) > 1]
     if not told:
         return []
@@ -72,28 +113,110 @@ def with_contrast(samples: Sequence[Sample], rewards: Sequence[float]) -> list[S
     ]
 
 
-def explained(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
-    """Explained variance of the kept values against the targets: over action tokens, and over the first token of each turn."""
-    values, returns, first = [], [], []
-    for sample in samples:
+def explained(batch: Batch, values: Values, c: CreditConfig) -> tuple[float | None, float | None]:
+    """Explained variance of the values against the returns of lambda 1: over action tokens, and over each turn's first token.
+
+    Targets of a smaller lambda hold the values themselves, and would flatter the critic.
+    """
+    plain = with_values(batch, values, replace(c, lam_critic=1.0, lam_critic_alpha=0.0, whiten=False))
+    kept, returns, first = [], [], []
+    for sample in plain:
         before = None
         for value, target, turn, mask in zip(sample.old_values, sample.returns, sample.turn_ids, sample.mask, strict=True):
             if mask:
-                values.append(value)
+                kept.append(value)
                 returns.append(target)
                 first.append(turn != before)
                 before = turn
-    v, r, f = np.array(values), np.array(returns), np.array(first, bool)
+    v, r, f = np.array(kept), np.array(returns), np.array(first, bool)
     return metrics.explained_variance(v, r), metrics.explained_variance(v[f], r[f])
 
 
-def group_advantages(samples: Sequence[Sample], rewards: Sequence[float]) -> list[Sample]:
-    """Advantages of each group, constant over a rollout's action tokens (GRPO; population std, zero-variance groups give 0)."""
-    groups: dict[str, list[int]] = {}
-    for i, sample in enumerate(samples):
-        groups.setdefault(sample.group_id, []).append(i)
-    made = list(samples)
+def group_advantages(
+    batch: Batch, *, normalise: bool = True, penalties: Mapping[str, Sequence[float]] | None = None
+) -> list[Sample]:
+    """Advantages of each group, constant over a rollout's action tokens (GRPO; population std, zero-variance groups give 0).
+
+    `penalties`: of a rollout's turns, by its id; added after that, on the action tokens of the turn (River).
+    """
+    groups: dict[str, dict[str, None]] = {}
+    for sample in batch.samples:
+        groups.setdefault(sample.group_id, {})[sample.rollout_id] = None
+    of_rollout: dict[str, float] = {}
     for members in groups.values():
-        for i, a in zip(members, advantage.group_relative(np.array([rewards[i] for i in members])), strict=True):
-            made[i] = replace(samples[i], advantages=tuple(float(a) * m for m in samples[i].mask))
+        rewards = np.array([batch.rewards[rollout] for rollout in members])
+        relative = advantage.group_relative(rewards, normalise=normalise)
+        of_rollout |= zip(members, (float(a) for a in relative), strict=True)
+    made = []
+    for sample in batch.samples:
+        own = (penalties or {}).get(sample.rollout_id, ())
+        extra = [own[turn] if turn < len(own) else 0.0 for turn in sample.turn_ids]
+        base = of_rollout[sample.rollout_id]
+        made.append(replace(sample, advantages=tuple((base + e) * m for e, m in zip(extra, sample.mask, strict=True))))
     return made
+
+
+def repetition(rollout: Rollout, *, threshold: float, penalty: float) -> list[float]:
+    """River's penalty of each turn (`advantage.repetition_penalty`)."""
+    turns = rollout.turns
+    said = [turn.command for turn in turns], [turn.observation for turn in turns]
+    return advantage.repetition_penalty(*said, threshold=threshold, penalty=penalty)
+
+
+def minibatches(samples: Sequence[Sample], count: int, seed: str) -> list[list[Sample]]:
+    """The samples in up to `count` parts of about as many rollouts, shuffled; the chunks of one rollout stay together."""
+    rollouts = list(_members(samples).values())
+    random.Random(seed).shuffle(rollouts)
+    size = max(1, -(-len(rollouts) // count))
+    return [[samples[i] for members in rollouts[at : at + size] for i in members] for at in range(0, len(rollouts), size)]
+
+
+def _members(samples: Iterable[Sample]) -> dict[str, list[int]]:
+    """Places of each rollout's samples, in their order. A sample without an id is a rollout of its own."""
+    found: dict[str, list[int]] = {}
+    for i, sample in enumerate(samples):
+        found.setdefault(sample.rollout_id or f"\0{i}", []).append(i)
+    return found
+
+
+def _booked(samples: Sequence[Sample], values: Sequence[Sequence[float]], batch: Batch, rollout: str) -> list[ChunkInput]:
+    """One rollout's chunks with its reward on the last action token of all."""
+    chunks = [
+        ChunkInput(np.zeros(len(s.ids)), np.asarray(v, np.float64), np.asarray(s.turn_ids), np.asarray(s.mask))
+        for s, v in zip(samples, values, strict=True)
+    ]
+    acting = [chunk for chunk in chunks if chunk.action_mask.any()]
+    if acting and rollout not in batch.cut:
+        acting[-1].rewards[np.flatnonzero(acting[-1].action_mask)[-1]] = batch.rewards[rollout]
+    return chunks
+
+
+def _credit(
+    chunks: Sequence[ChunkInput], c: CreditConfig, behind: float | None, *, actor: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    alpha, lam = (c.lam_alpha, c.lam) if actor else (c.lam_critic_alpha, c.lam_critic)
+    if alpha > 0.0:
+        turns = {int(turn) for chunk in chunks for turn in np.asarray(chunk.turn_ids)[np.asarray(chunk.action_mask, bool)]}
+        lam = advantage.adaptive_lambda(len(turns), alpha)
+    arm = "skip" if c.credit is Credit.token and c.token_steps is TokenSteps.action else c.credit.value
+    return advantage.turn_boundary_gae_chunks(
+        chunks,
+        gamma=c.gamma,
+        lam=lam,
+        credit=arm,
+        linked=c.chunks is Chunks.link,
+        truncated=behind is not None,
+        bootstrap_value=behind or 0.0,
+    )
+
+
+def _one_more(sample: Sample) -> Sample:
+    """With one action token more, whose value is that of the whole sample: what it is makes no difference."""
+    return Sample(
+        (*sample.ids, sample.ids[-1]),
+        (*sample.mask, 1),
+        (*sample.turn_ids, sample.turn_ids[-1]),
+        rollout_id=sample.rollout_id,
+        group_id=sample.group_id,
+        temperature=sample.temperature,
+    )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from termrsi.config.schema import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
-from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, Sample, ScoredRollout, TaskSpec
+from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, TaskSpec
 from termrsi.stages import credit, retain
 from termrsi.stages.anchor import anchored, loss_arguments
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
@@ -109,14 +109,10 @@ class _Loop:
 
     async def _learn(self, scored: list[ScoredRollout], step: int) -> None:
         ctx, optim = self._ctx, self._config.optim
-        pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, optim.temperature)[-1:]]
-        batch = credit.group_advantages([p[0] for p in pairs], [p[1] for p in pairs])
-        batch = await anchored(ctx, batch, self._config.loss, optim)
-        random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(batch)
+        samples = credit.group_advantages(credit.batch_of(scored, self._rewarder, optim.temperature))
+        samples = await anchored(ctx, samples, self._config.loss, optim)
         loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
-        size = -(-len(batch) // optim.minibatches)
-        for start in range(0, len(batch), size):
-            part: list[Sample] = batch[start : start + size]
+        for part in credit.minibatches(samples, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
             metrics = await ctx.policy.update(part, loss, optim.lr)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds

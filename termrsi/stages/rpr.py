@@ -11,7 +11,6 @@ Rollouts come through the buffer: at most `max_staleness` updates older than the
 The loop waits for a batch of the buffer, then for the hosts; each wait ends with that, or raises.
 """
 
-import random
 from collections.abc import Sequence
 
 from termrsi.config.schema import RprConfig
@@ -89,20 +88,18 @@ class _Phase:
     async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config
         scored = rollouts_of(groups)
-        pairs = [
-            (sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, config.optim.temperature)[-1:]
-        ]
-        samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
+        batch = credit.batch_of(scored, self._rewarder, config.optim.temperature, config.credit)
         if step == 1:
-            await self._calibrate(samples, rewards)
-        batch = credit.with_values(samples, await self._critic.values(samples), rewards, config.credit)
-        ev, ev_first = credit.explained(batch)
-        critic = await self._critic.update(batch, config.critic_lr, config.value_clip)
+            await self._calibrate(batch)
+        values = await credit.valued(self._critic, batch)
+        samples = credit.with_values(batch, values, config.credit)
+        ev, ev_first = credit.explained(batch, values, config.credit)
+        critic = await self._critic.update(samples, config.critic_lr, config.value_clip)
         ctx.costs.learn_s += critic.seconds
-        told = credit.with_contrast(batch, rewards) if config.only_contrast else batch
+        told = credit.with_contrast(samples, batch.rewards) if config.only_contrast else samples
         actor = await self._update_actor(await anchored(ctx, told, config.loss, config.optim), step)
         await ctx.sync()
-        self.rewards.append(sum(rewards) / len(rewards))
+        self.rewards.append(sum(batch.rewards.values()) / len(batch.rewards))
         self.evs.append(ev)
         strict = sum(s.verdict.strict for s in scored) / len(scored)
         report = {"step": step, "reward": self.rewards[-1], "strict": strict, "value_loss": critic.loss, **actor}
@@ -110,12 +107,12 @@ class _Phase:
         report["staleness"] = sum(g.staleness for g in groups) / len(groups)
         ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
 
-    async def _calibrate(self, samples: Sequence[Sample], rewards: Sequence[float]) -> None:
+    async def _calibrate(self, batch: credit.Batch) -> None:
         """Critic-only updates, once per phase. Raises StageError if the actor changed meanwhile."""
         before = await self._ctx.policy.checksum()
         for _ in range(self._config.critic_only_updates):
-            batch = credit.with_values(samples, await self._critic.values(samples), rewards, self._config.credit)
-            metrics = await self._critic.update(batch, self._config.critic_lr, self._config.value_clip)
+            samples = credit.with_values(batch, await credit.valued(self._critic, batch), self._config.credit)
+            metrics = await self._critic.update(samples, self._config.critic_lr, self._config.value_clip)
             self._ctx.log(self._ctx.name, {"critic_only_loss": metrics.loss})
             self._ctx.costs.learn_s += metrics.seconds
         if await self._ctx.policy.checksum() != before:
@@ -123,13 +120,10 @@ class _Phase:
 
     async def _update_actor(self, batch: list[Sample], step: int) -> dict[str, float]:
         ctx, optim = self._ctx, self._config.optim
-        order = batch[:]
-        random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(order)
-        size = max(1, -(-len(order) // optim.minibatches))
         loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
         report: dict[str, float] = {}
-        for start in range(0, len(order), size):
-            metrics = await ctx.policy.update(order[start : start + size], loss, optim.lr)
+        for part in credit.minibatches(batch, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
+            metrics = await ctx.policy.update(part, loss, optim.lr)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
             report = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra}

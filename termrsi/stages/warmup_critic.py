@@ -20,17 +20,16 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
     for step in range(config.max_steps):
         specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.temperature)
         scored = await ctx.episodes(specs, f"{ctx.name}: step {step + 1}/{config.max_steps}")
-        pairs = [(sample, rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, config.temperature)[-1:]]
-        if not pairs:
+        batch = credit.batch_of(scored, rewarder, config.temperature, config.credit)
+        if not batch.samples:
             raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
-        samples, rewards = [p[0] for p in pairs], [p[1] for p in pairs]
-        values = await critic.values(samples)
-        batch = credit.with_values(samples, values, rewards, config.credit)
-        ev, ev_first = credit.explained(batch)
+        values = await credit.valued(critic, batch)
+        samples, rewards = credit.with_values(batch, values, config.credit), list(batch.rewards.values())
+        ev, ev_first = credit.explained(batch, values, config.credit)
         history.append(ev)
         value_loss = 0.0
         for _ in range(config.updates):
-            metrics = await critic.update(batch, config.lr, config.value_clip)
+            metrics = await critic.update(samples, config.lr, config.value_clip)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
             value_loss = metrics.loss

@@ -1,5 +1,6 @@
 """Turn-boundary GAE against its definition: the token loop, the turn form, and the invariants I1-I12."""
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from termrsi.algo.advantage import (
     ChunkInput,
     Credit,
     _fill,
+    adaptive_lambda,
     chunk_carry,
     group_relative,
     repetition_penalty,
@@ -343,6 +345,13 @@ def test_float32_in_float32_out_and_no_gradient() -> None:
 def test_chunk_carry() -> None:
     assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=False) == pytest.approx(0.9 * (0.5 + 0.125))
     assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=True) == 0.75
+
+
+def test_adaptive_lambda() -> None:
+    assert [adaptive_lambda(turns, 0.5) for turns in (0, 1, 2, 4, 20)] == [0.0, 0.0, 0.0, 0.5, 0.9]
+    for alpha in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="above 0"):
+            adaptive_lambda(3, alpha)
 
 
 def test_group_relative() -> None:
