@@ -49,7 +49,8 @@ UPDATE_SCALE = 2e6
 FIT_SCALE = 5e4
 CRITIC_SCALE = 2e4
 HELP = 2.0  # what `_helped` adds to the logit of `solve`
-LOSS_KEYS = frozenset({"kind", "clip_low", "clip_high", "delta", "max_tokens", "tis_cap", "anchor", "divergence"})
+LOSS_KEYS = frozenset({"kind", "clip_low", "clip_high", "delta", "max_tokens", "tis_cap", "correction", "correction_low"})
+LOSS_KEYS |= {"anchor", "divergence", "dppo_form", "kl", "kl_kind"}
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
@@ -489,7 +490,9 @@ class FakePolicy:
         """Ascends the mean of sum(advantage x grad log pi): the policy gradient at ratio 1."""
         if "kind" not in loss or not loss.keys() <= LOSS_KEYS:
             raise ConfigError(f"unknown or missing arguments of the loss: {sorted(loss)}", "fake policy")
-        needed = ["advantages", *{"old": ["old_logp"], "sampler": ["sampler_logp"]}.get(str(loss.get("anchor", "old")), [])]
+        anchor = "sampler" if loss["kind"] == "dppo" else str(loss.get("anchor", "old"))
+        needed = ["advantages", *{"old": ["old_logp"], "sampler": ["sampler_logp"]}.get(anchor, [])]
+        needed += ["ref_logp"] if "kl" in loss else []
         for sample in samples:
             if missing := [name for name in needed if len(getattr(sample, name)) != len(sample.ids)]:
                 raise ValueError(f"{sample.rollout_id}: {' and '.join(missing)} needed for every token")

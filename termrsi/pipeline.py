@@ -18,17 +18,17 @@ from typing import Any
 
 from termrsi import setup
 from termrsi.config import load as configuration
-from termrsi.config.schema import READS, Config, RprConfig, StageConfig
+from termrsi.config.schema import READS, Config, PolicyOptimConfig, RprConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
-from termrsi.ports import Critic
+from termrsi.ports import Critic, Policy
 from termrsi.records import WeightsVersion
 from termrsi.report import ledger
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import collect_recovery, evaluate, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, StageResult
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
@@ -39,9 +39,10 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "rpr": rpr.run,
     "collect_recovery": collect_recovery.run,
     "reterm": reterm.run,
+    "grpo": grpo.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
-TRAINS = frozenset({"sft", "rpr", "reterm"})  # leave other weights in the policy host than they found
+TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
 
 
@@ -183,6 +184,7 @@ class Pipeline:
             rollouts=RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else parts.rollouts,
             policy=parts.policy,
             critic=critic,
+            reference=await self._open_reference(config, parts, policy_dir),
             queue=parts.queue,
             groups=parts.groups,
             scan=parts.scan,
@@ -196,6 +198,8 @@ class Pipeline:
         result: StageResult = await STAGES[config.kind](ctx, config)
         if critic is not None:
             await self._hand_on_critic(name, result, critic, parts)
+        if ctx.reference is not None:
+            await parts.close_reference()
         ctx.costs.wall_s = time.monotonic() - start_s
         self._finish(name, config, result, asdict(ctx.costs))
 
@@ -216,6 +220,15 @@ class Pipeline:
         else:
             await critic.load(str(self._output(source, "critic")) if source else policy_dir)
         return critic
+
+    async def _open_reference(self, config: StageConfig, parts: Parts, policy_dir: str) -> Policy | None:
+        """The policy that the stage begins with, on a host of its own, for a loss that holds the trained one near it."""
+        optim = getattr(config, "optim", None)
+        if not isinstance(optim, PolicyOptimConfig) or optim.kl <= 0.0:
+            return None
+        reference = await parts.open_reference()
+        await reference.load(policy_dir)
+        return reference
 
     async def _hand_on_critic(self, name: str, result: StageResult, critic: Critic, parts: Parts) -> None:
         """The retained critic (which may be of an earlier step than the host's) into the object store; its host ends."""

@@ -327,6 +327,7 @@ class Sample:
     sampler_logp: tuple[float, ...] = ()
     old_logp: tuple[float, ...] = ()
     advantages: tuple[float, ...] = ()
+    ref_logp: tuple[float, ...] = ()  # of the reference, where the loss holds the policy near one
     returns: tuple[float, ...] = ()
     old_values: tuple[float, ...] = ()
     temperature: float = 1.0  # of the sampler: its log-probabilities, and the learner's beside them, are of this distribution

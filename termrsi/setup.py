@@ -105,6 +105,10 @@ class Parts(Protocol):
 
     async def close_critic(self) -> None: ...
 
+    async def open_reference(self) -> Policy: ...
+
+    async def close_reference(self) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -134,6 +138,13 @@ class DryParts:
         return self._critic
 
     async def close_critic(self) -> None: ...
+
+    async def open_reference(self) -> Policy:
+        from termrsi.fakes import FakePolicy
+
+        return FakePolicy()
+
+    async def close_reference(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -182,6 +193,12 @@ class RealParts:
 
     async def close_critic(self) -> None:
         await self._cluster.close_critic()
+
+    async def open_reference(self) -> Policy:
+        return await self._cluster.open_reference()
+
+    async def close_reference(self) -> None:
+        await self._cluster.close_reference()
 
     async def close(self) -> None:
         await self._cluster.close()

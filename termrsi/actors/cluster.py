@@ -41,6 +41,7 @@ class Cluster:
         self._generator: Any = None
         self._policy: Any = None
         self._critic: Any = None
+        self._reference: Any = None
         self._queue: Any = None
         self._buffer: Any = None
         self._workers: list[Any] = []
@@ -165,16 +166,30 @@ class Cluster:
             ray.kill(self._critic)
             self._critic = None
 
+    async def open_reference(self) -> RayPolicy:
+        """A policy host that no stage updates."""
+        await self.close_reference()
+        self._reference = PolicyActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+            self._model, self._config.model
+        )
+        await self._ready([self._reference])
+        return RayPolicy(self._reference)
+
+    async def close_reference(self) -> None:
+        if self._reference is not None:
+            ray.kill(self._reference)
+            self._reference = None
+
     async def close(self) -> None:
         for worker in self._workers:
             _kill(worker)
         self._workers = []
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
         await _bounded("generator", self._generator and self._generator.close.remote())
-        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._queue, self._buffer):
+        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._reference, self._queue, self._buffer):
             if actor is not None:
                 _kill(actor)
-        self._sandboxes = self._generator = self._policy = self._critic = self._queue = self._buffer = None
+        self._sandboxes = self._generator = self._policy = self._critic = self._reference = self._queue = self._buffer = None
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False

@@ -13,7 +13,7 @@ from torch import Tensor
 from termrsi.algo.prefix import Shared, lay_out, trees
 from termrsi.records import Sample
 
-Field = Literal["sampler_logp", "old_logp", "advantages", "returns", "old_values"]
+Field = Literal["sampler_logp", "old_logp", "ref_logp", "advantages", "returns", "old_values"]
 
 
 @dataclass(frozen=True, slots=True)

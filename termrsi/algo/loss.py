@@ -13,12 +13,16 @@ from termrsi.errors import ConfigError
 
 LossKind = Literal["ppo", "grpo", "dapo", "dr_grpo", "gspo", "dppo", "reterm"]
 Anchor = Literal["old", "sampler"]
+Correction = Literal["tis", "icepop", "sequence"]
+KlKind = Literal["k1", "k2", "k3"]
+DppoForm = Literal["ratio", "capped"]
 
 # Kinds whose denominator counts rollouts; the others count action tokens.
 ROLLOUT_KINDS: frozenset[str] = frozenset({"grpo", "reterm", "gspo", "dr_grpo"})
 
 MAX_LOG_RATIO = 20.0  # e^20 is far beyond every clip; it keeps a stray token from turning the loss into inf
 MIN_LOGP = -30.0  # clamp of Tmax's code before exp
+MAX_CAPPED_RATIO = 10.0  # of DPPO's own code
 
 
 def policy_loss(
@@ -35,9 +39,15 @@ def policy_loss(
     denominator: float | None = None,
     sampler_logp: Tensor | None = None,
     tis_cap: float = 0.0,
+    correction: Correction = "tis",
+    correction_low: float = 0.5,
     anchor: Anchor = "old",
     divergence: Literal["tv", "kl"] = "tv",
+    dppo_form: DppoForm = "ratio",
     rollout_tokens: Tensor | None = None,
+    kl: float = 0.0,
+    kl_kind: KlKind = "k3",
+    ref_logp: Tensor | None = None,
 ) -> Tensor:
     """The scalar loss of one (micro-)batch; `logp`, `old_logp`, `advantages`, `mask` are `[B, T]`.
 
@@ -48,7 +58,7 @@ def policy_loss(
     ========== ======================================================== ================================================
     `ppo`      min(rho A, clip(rho) A) (arXiv:1707.06347, eq. 7)        action tokens (ours)
     `dapo`     the same (arXiv:2503.14476, eq. 8)                       action tokens
-    `dppo`     M r A, r not clipped; see `dppo_mask`                    action tokens, masked ones included
+    `dppo`     M r A, r not clipped; see `dppo_mask`, `dppo_form`       action tokens, masked ones included
     `grpo`     mean of the ppo term over a rollout's tokens             rollouts (arXiv:2402.03300, eq. 3)
     `reterm`   the same, groups pooled (arXiv:2610.18484, eq. 6)        rollouts of original and recovery groups
     `dr_grpo`  sum of the ppo term over a rollout's tokens              rollouts x `max_tokens` (arXiv:2503.20783)
@@ -60,23 +70,36 @@ def policy_loss(
     `rollout_tokens` `[B]` is the action tokens of the row's whole rollout, and `denominator` must be given; in `gspo` each
     row is then a sequence of its own, weighted by its share of the rollout (ours).
 
-    `tis_cap` > 0 multiplies each term by `tis_weights(old_logp, sampler_logp)`. `anchor` says whose probabilities
-    `old_logp` holds: in `dppo` always the sampler's. Raises ConfigError on an unknown kind, on `tis_cap` with a sampler anchor
-    (the ratio would be corrected twice), without `sampler_logp`, and on `dr_grpo` without `max_tokens`.
+    `tis_cap` > 0 multiplies each term by `correction_weights` of that `correction`. `anchor` says whose probabilities
+    `old_logp` holds: in `dppo` always the sampler's. `dppo_form`: "ratio" has the gradient go through r (Tmax's code), "capped"
+    takes r detached, at most 10, times log pi (DPPO's own code); up to that cap the gradients are one.
+
+    `kl` > 0 adds that times `kl_terms(logp, ref_logp)`, under the same denominator: an average over tokens where the kind averages
+    over a rollout's tokens (`gspo` too), else their sum.
+
+    Raises ConfigError on an unknown kind, on `tis_cap` with a sampler anchor (the ratio would be corrected twice) or without
+    `sampler_logp`, on `kl` without `ref_logp`, and on `dr_grpo` without `max_tokens`.
     """
     _check(kind, max_tokens, tis_cap, anchor, sampler_logp)
+    _check_choices(correction, kl, kl_kind, dppo_form, ref_logp)
     on = mask.bool()
     logp, old_logp, advantages = (torch.where(on, _wide(x), 0.0) for x in (logp, old_logp, advantages))
     row_tokens = on.sum(1)
     if kind == "dppo":
         keep = dppo_mask(logp, old_logp, advantages, delta=delta, divergence=divergence)
-        terms = keep * torch.exp(logp - old_logp.clamp(MIN_LOGP, 0.0)) * advantages
+        ratio = torch.exp(logp - old_logp.clamp(MIN_LOGP, 0.0))
+        if dppo_form == "capped":
+            ratio = ratio.detach().clamp(max=MAX_CAPPED_RATIO) * logp
+        terms = keep * ratio * advantages
     elif kind == "gspo":
         terms = _sequence_terms(logp, old_logp, advantages, row_tokens, clip_low, clip_high)
     else:
         terms = _clipped(_ratio(logp - old_logp), advantages, clip_low, clip_high)
     if tis_cap > 0.0 and sampler_logp is not None:
-        terms = terms * tis_weights(old_logp, torch.where(on, _wide(sampler_logp), 0.0), cap=tis_cap)
+        sampler_logp = torch.where(on, _wide(sampler_logp), 0.0)
+        terms = terms * correction_weights(correction, old_logp, sampler_logp, mask, low=correction_low, high=tis_cap)
+    if kl > 0.0 and ref_logp is not None:
+        terms = terms - kl * kl_terms(logp, torch.where(on, _wide(ref_logp), 0.0), kl_kind)
     terms = torch.where(on, terms, 0.0)
     if kind in ROLLOUT_KINDS:
         if kind != "dr_grpo":
@@ -124,6 +147,49 @@ def tis_weights(old_logp: Tensor, sampler_logp: Tensor, *, cap: float = 2.0) -> 
         return _ratio(old_logp.detach() - sampler_logp.detach()).clamp(max=cap)
 
 
+def correction_weights(
+    kind: Correction, old_logp: Tensor, sampler_logp: Tensor, mask: Tensor, *, low: float = 0.5, high: float = 2.0
+) -> Tensor:
+    """What each token's term is multiplied by, because another engine sampled it: `[B, T]`, detached. w = pi_old / mu.
+
+    ========== =====================================================================================================
+    `tis`      clamp(w, 0, `high`): truncated importance sampling (verl, slime: 2)
+    `icepop`   w inside [`low`, `high`], 0 outside: a token that is far off says nothing (the bounds are ours)
+    `sequence` 1 for a row whose geometric mean of w lies inside [`low`, `high`], 0 for all of any other row
+    ========== =====================================================================================================
+
+    Raises ConfigError on another kind.
+    """
+    with torch.no_grad():
+        if kind == "tis":
+            return tis_weights(old_logp, sampler_logp, cap=high)
+        difference = torch.where(mask.bool(), old_logp.detach() - sampler_logp.detach(), 0.0)
+        if kind == "icepop":
+            weights = _ratio(difference)
+            return torch.where((weights >= low) & (weights <= high), weights, 0.0)
+        if kind == "sequence":
+            mean = _ratio(difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1))
+            return ((mean >= low) & (mean <= high)).to(difference.dtype).expand_as(difference)
+    raise ConfigError(f"unknown correction {kind!r}", "algo.loss", f"one of {', '.join(get_args(Correction))}")
+
+
+def kl_terms(logp: Tensor, ref_logp: Tensor, kind: KlKind = "k3") -> Tensor:
+    """Estimates of KL(pi || reference) from sampled tokens, same shape (Schulman, "Approximating KL divergence").
+
+    With d = log pi - log ref: `k1` is d, unbiased as a value, with a gradient of 0 in expectation; `k2` is d^2 / 2, whose gradient
+    is the divergence's, on policy; `k3` is e^-d - 1 + d, never negative, GRPO's (arXiv:2402.03300, eq. 4). Raises ConfigError on
+    another kind.
+    """
+    difference = (logp - ref_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference.square()
+    if kind == "k3":
+        return torch.expm1(-difference) + difference
+    raise ConfigError(f"unknown estimate of the divergence {kind!r}", "algo.loss", f"one of {', '.join(get_args(KlKind))}")
+
+
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor, *, clip: float, denominator: float | None = None
 ) -> Tensor:
@@ -163,6 +229,15 @@ def _check(kind: str, max_tokens: int, tis_cap: float, anchor: str, sampler_logp
         raise ConfigError("TIS on top of a ratio to the sampler corrects twice", "algo.loss", "tis_cap=0, or anchor=old")
     if tis_cap > 0.0 and sampler_logp is None:
         raise ConfigError("TIS needs the sampler's log-probabilities", "algo.loss", "pass sampler_logp, or tis_cap=0")
+
+
+def _check_choices(correction: str, kl: float, kl_kind: str, dppo_form: str, ref_logp: Tensor | None) -> None:
+    choices = (("correction", correction, Correction), ("kl_kind", kl_kind, KlKind), ("dppo_form", dppo_form, DppoForm))
+    for name, value, valid in choices:
+        if value not in get_args(valid):
+            raise ConfigError(f"unknown {name} {value!r}", "algo.loss", f"one of {', '.join(get_args(valid))}")
+    if kl > 0.0 and ref_logp is None:
+        raise ConfigError("a divergence needs the reference's log-probabilities", "algo.loss", "pass ref_logp, or kl=0")
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from termrsi.config import schema
+from termrsi.config import arms, schema
 from termrsi.config.schema import Config, StageConfig
 from termrsi.errors import ConfigError
 
@@ -59,6 +59,7 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     except AttributeError as error:  # `+stage.typo=1`: kept by Hydra, refused by the slotted dataclass
         raise ConfigError(str(error), "configuration", "take the '+' away to see the nearest name") from error
     assert isinstance(config, Config), "the schema is the root of the composition"
+    arms.apply(config)
     check(config)
     return config
 
@@ -136,13 +137,11 @@ def check(config: Config) -> None:
 
 def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     stage = config.stages[name]
-    if isinstance(stage, schema.PlannedConfig):
-        raise ConfigError(
-            f"stage {name!r} cannot be run in this version: {stage.what}", f"experiment {config.experiment}", "nothing was started"
-        )
     for key, needed in schema.READS.items():
         source = getattr(stage, key, None)
-        if source is None or (key == "policy" and source == "base") or (key == "baseline" and not source):
+        none = (key == "policy" and source == "base") or (key == "baseline" and not source)
+        new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
+        if source is None or none or new:
             continue
         writers = [e for e in earlier if needed in schema.WRITES[config.stages[e].kind]]
         if source not in earlier:

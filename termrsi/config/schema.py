@@ -45,9 +45,8 @@ class Reward(enum.StrEnum):
     spr = "spr"
 
 
-class Calibration(enum.StrEnum):
-    family = "family"
-    globally = "global"
+Calibration = enum.StrEnum("Calibration", {"family": "family", "global": "global"})  # a word that no class body can hold
+BY_FAMILY = Calibration("family")
 
 
 class Loss(enum.StrEnum):
@@ -58,6 +57,28 @@ class Loss(enum.StrEnum):
     gspo = "gspo"
     dppo = "dppo"
     reterm = "reterm"
+
+
+class Correction(enum.StrEnum):
+    tis = "tis"
+    icepop = "icepop"
+    sequence = "sequence"
+
+
+class Divergence(enum.StrEnum):
+    tv = "tv"
+    kl = "kl"
+
+
+class DppoForm(enum.StrEnum):
+    ratio = "ratio"
+    capped = "capped"
+
+
+class KlKind(enum.StrEnum):
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
 
 
 class CriticInit(enum.StrEnum):
@@ -290,19 +311,35 @@ class SftConfig(StageConfig):
 
 @dataclass(slots=True, kw_only=True)
 class PolicyOptimConfig:
-    """What the policy gradient stages share."""
+    """What the policy gradient stages share. `delta`, `divergence`, `dppo_form`: of the loss `dppo` alone.
+
+    `correction`: of the sampler against the learner, with `tis_cap` as its upper bound (see `algo.loss.correction_weights`).
+    """
 
     temperature: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
     tis_cap: float = 2.0  # 0: no correction of sampler against trainer
+    correction: Correction = Correction.tis
+    correction_low: float = 0.5
+    delta: float = 0.1
+    divergence: Divergence = Divergence.tv
+    dppo_form: DppoForm = DppoForm.ratio
+    kl: float = 0.0  # weight of the divergence from the policy that the stage began with; 0: no reference is loaded
+    kl_kind: KlKind = KlKind.k3
     lr: float = 1e-6
     minibatches: int = 1  # optimizer updates per step's batch; with 1 on-policy no ratio leaves 1, and nothing is clipped
 
     def __post_init__(self) -> None:
         _at_least("optim", 1, minibatches=self.minibatches)
-        _at_least("optim", 0.0, tis_cap=self.tis_cap, clip_low=self.clip_low, clip_high=self.clip_high)
+        _at_least("optim", 0.0, tis_cap=self.tis_cap, clip_low=self.clip_low, clip_high=self.clip_high, kl=self.kl)
+        _at_least("optim", 0.0, correction_low=self.correction_low, delta=self.delta)
         _above_zero("optim", lr=self.lr, temperature=self.temperature)
+
+
+def _corrects_once(where: str, loss: Loss, optim: PolicyOptimConfig) -> None:
+    if loss is Loss.dppo and optim.tis_cap > 0.0:
+        raise ConfigError("dppo's ratio is to the sampler: TIS on top corrects twice", f"{where}.optim", "set tis_cap=0")
 
 
 def _clip_has_effect(where: str, optim: PolicyOptimConfig, max_staleness: int) -> None:
@@ -343,7 +380,8 @@ class CreditConfig:
 @dataclass(slots=True, kw_only=True)
 class RewardConfig:
     kind: Reward = Reward.fdr
-    calibration: Calibration = Calibration.family
+    calibration: Calibration = BY_FAMILY
+    cap: bool = True  # progress is at most 1; T1's count has no cap
     beta: float = 0.4
     delta: float = 0.6
     tau: float = 0.5
@@ -353,6 +391,8 @@ class RewardConfig:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name}={getattr(self, name)}", "reward", "valid: 0 to 1")
         _at_least("reward", 0.0, tau=self.tau)
+        if not self.cap and self.kind is not Reward.count:
+            raise ConfigError(f"cap=false with kind={self.kind.value}", "reward", "only a count may exceed 1")
         if self.kind is Reward.spr and self.beta + self.delta > 1.0:
             raise ConfigError(f"beta + delta = {self.beta + self.delta}", "reward", "at most 1, so that a reward is at most 1")
         if self.kind is Reward.spr and not self.beta < self.delta:
@@ -432,6 +472,7 @@ class RprConfig(StageConfig):
         if self.only_contrast and self.samples_per_task < 2:
             raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
         _clip_has_effect("rpr", self.optim, self.max_staleness)
+        _corrects_once("rpr", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -472,21 +513,58 @@ class RetermConfig(StageConfig):
         _at_least("reterm", 1, **sizes)
         _at_least("reterm", 0, max_staleness=self.max_staleness, recovery_groups=self.recovery_groups)
         _clip_has_effect("reterm", self.optim, self.max_staleness)
+        _corrects_once("reterm", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
-class PlannedConfig(StageConfig):
-    """A stage that the configuration can name and this version cannot run: refused before anything starts."""
+class GrpoConfig(StageConfig):
+    """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`."""
 
-    kind: str = "planned"
-    what: str = ""
+    kind: str = "grpo"
+    steps: int = 6
+    groups: int = 8  # per update
+    group_size: int = 4
+    normalise: bool = True  # by the group's standard deviation; without it the advantage is the reward less the mean
+    only_contrast: bool = False  # a group of equal rewards is replaced by the next (Tmax's active sampling, DAPO's dynamic one)
+    repetition_penalty: float = 0.0  # River's, on each turn that repeats one before it
+    repetition_threshold: float = 0.8
+    max_staleness: int = 0  # as in rpr
+    loss: Loss = Loss.grpo
+    optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
+    reward: RewardConfig = field(default_factory=lambda: RewardConfig(kind=Reward.binary))
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("grpo", 1, steps=self.steps, groups=self.groups)
+        _at_least("grpo", 2, group_size=self.group_size)
+        _at_least("grpo", 0, max_staleness=self.max_staleness, repetition_penalty=self.repetition_penalty)
+        if not 0.0 <= self.repetition_threshold <= 1.0:
+            raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")
+        _clip_has_effect("grpo", self.optim, self.max_staleness)
+        _corrects_once("grpo", self.loss, self.optim)
+
+
+class Schedule(enum.StrEnum):
+    alternate = "alternate"
+    continue_rpr = "continue_rpr"
+
+
+class Warmup(enum.StrEnum):
+    on = "on"
+    off = "off"
 
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """The whole run."""
+    """The whole run. `credit` to `schedule` are arms of an ablation (`config.arms`); without one the stages' own values count."""
 
     experiment: str = ""
+    credit: Credit | None = None
+    reward: Reward | None = None
+    calibration: Calibration | None = None
+    critic_init: CriticInit | None = None
+    warmup: Warmup | None = None
+    schedule: Schedule | None = None
     seed: int = 0
     run_dir: str = ""  # "": runs/<experiment>-<scale>-<seed>
     scale: str = ""
@@ -514,7 +592,7 @@ STAGES: dict[str, type[StageConfig]] = {
     "rpr": RprConfig,
     "collect_recovery": CollectRecoveryConfig,
     "reterm": RetermConfig,
-    "planned": PlannedConfig,
+    "grpo": GrpoConfig,
 }
 
 # What each kind of stage leaves behind for later ones.
@@ -526,7 +604,7 @@ WRITES: dict[str, frozenset[str]] = {
     "rpr": frozenset({"policy", "critic"}),
     "collect_recovery": frozenset({"data"}),
     "reterm": frozenset({"policy"}),
-    "planned": frozenset(),
+    "grpo": frozenset({"policy"}),
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
@@ -537,6 +615,6 @@ USES: dict[str, tuple[str, ...]] = {
     "rpr": ("train", "validation"),
     "collect_recovery": ("train",),
     "reterm": ("train", "validation"),
-    "planned": (),
+    "grpo": ("train", "validation"),
 }
 READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}

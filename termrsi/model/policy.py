@@ -25,7 +25,21 @@ from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.masters import Compute, Masters
 from termrsi.records import Sample, UpdateMetrics
 
-LOSS_KEYS = ("kind", "clip_low", "clip_high", "delta", "max_tokens", "tis_cap", "anchor", "divergence")
+LOSS_KEYS = (
+    "kind",
+    "clip_low",
+    "clip_high",
+    "delta",
+    "max_tokens",
+    "tis_cap",
+    "correction",
+    "correction_low",
+    "anchor",
+    "divergence",
+    "dppo_form",
+    "kl",
+    "kl_kind",
+)
 ANCHORS = ("old", "sampler", "current")
 # Logits are changed between head and softmax in these models, and `token_logprobs` would not know.
 LOGIT_OPTIONS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -128,8 +142,8 @@ class PolicyModel:
 
         `anchor`: "old" takes each sample's `old_logp`, "sampler" (always so in `dppo`) its `sampler_logp`, "current" the
         present weights themselves (first update on a batch: saves the forward pass of `logp`, and the ratio is 1).
-        Samples whose advantages are all 0 count in the denominator and cost nothing: their gradient is 0 in every kind of loss.
-        Without any other there is no step, and `tokens` is 0.
+        Samples whose advantages are all 0 count in the denominator and cost nothing, unless the loss has a `kl`: their gradient is
+        0 in every kind. Without any other there is no step, and `tokens` is 0.
         Raises ConfigError on an unknown key, ValueError if a sample lacks a list that the loss needs.
         """
         options = _loss_options(loss)
@@ -143,10 +157,13 @@ class PolicyModel:
             fields.append("old_logp")
         if needs_sampler:
             fields.append("sampler_logp")
+        near = options.get("kl", 0.0) != 0.0
+        if near:
+            fields.append("ref_logp")
         by_rollout = kind in losses.ROLLOUT_KINDS
         count = batching.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
         of_rollout = batching.rollout_tokens(samples) if by_rollout else []
-        told = [i for i, sample in enumerate(samples) if any(sample.advantages) or len(sample.advantages) != len(sample.ids)]
+        told = [i for i, one in enumerate(samples) if near or any(one.advantages) or len(one.advantages) != len(one.ids)]
         if not told:
             return UpdateMetrics(0.0, 0.0, 0, 0.0)
         of_rollout, samples = [of_rollout[i] for i in told] if by_rollout else [], [samples[i] for i in told]
@@ -166,6 +183,7 @@ class PolicyModel:
                 mask=micro.mask,
                 denominator=float(count),
                 sampler_logp=columns.get("sampler_logp"),
+                ref_logp=columns.get("ref_logp"),
                 rollout_tokens=rows,
                 **options,  # pyright: ignore[reportArgumentType]: keys are checked above, values by policy_loss
             )

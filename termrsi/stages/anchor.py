@@ -1,11 +1,13 @@
-"""What the policy-gradient stages share: what the ratio of an update is taken against, and the arguments of its loss."""
+"""What the policy-gradient stages share: what the ratio of an update is taken against, the arguments of its loss, its steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from termrsi.config.schema import Loss, PolicyOptimConfig
+from termrsi.errors import StageError
 from termrsi.records import Sample
 from termrsi.stages.base import Context
+from termrsi.stages.credit import minibatches
 
 
 def anchor_of(kind: Loss, optim: PolicyOptimConfig) -> str:
@@ -16,11 +18,18 @@ def anchor_of(kind: Loss, optim: PolicyOptimConfig) -> str:
 
 
 async def anchored(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: PolicyOptimConfig) -> list[Sample]:
-    """Samples with `old_logp` under the weights before the batch's first update, where the updates need it."""
-    if anchor_of(kind, optim) != "old":
-        return list(samples)
-    old = await ctx.policy.logp(samples)
-    return [replace(s, old_logp=tuple(o)) for s, o in zip(samples, old, strict=True)]
+    """Samples with `old_logp` under the weights before the batch's first update, and the reference's, where the updates need them.
+
+    Raises StageError if the loss has a reference and the run has none.
+    """
+    made = list(samples)
+    if anchor_of(kind, optim) == "old":
+        made = [replace(s, old_logp=tuple(o)) for s, o in zip(made, await ctx.policy.logp(made), strict=True)]
+    if optim.kl > 0.0:
+        if ctx.reference is None:
+            raise StageError("no reference host", ctx.name)
+        made = [replace(s, ref_logp=tuple(r)) for s, r in zip(made, await ctx.reference.logp(made), strict=True)]
+    return made
 
 
 def loss_arguments(kind: Loss, optim: PolicyOptimConfig, max_tokens: int) -> dict[str, object]:
@@ -31,7 +40,31 @@ def loss_arguments(kind: Loss, optim: PolicyOptimConfig, max_tokens: int) -> dic
     arguments: dict[str, object] = {"kind": kind.value, "clip_low": optim.clip_low, "clip_high": optim.clip_high}
     if kind is Loss.dr_grpo:
         arguments["max_tokens"] = max_tokens
+    if kind is Loss.dppo:
+        arguments |= {"delta": optim.delta, "divergence": optim.divergence.value, "dppo_form": optim.dppo_form.value}
+    if optim.kl > 0.0:
+        arguments |= {"kl": optim.kl, "kl_kind": optim.kl_kind.value}
     anchor = anchor_of(kind, optim)
     if anchor == "sampler":  # the ratio itself is against the sampler: a second correction would count twice
         return arguments
-    return arguments | {"anchor": anchor} | ({"tis_cap": optim.tis_cap} if optim.tis_cap > 0 else {})
+    arguments["anchor"] = anchor
+    if optim.tis_cap > 0.0:
+        arguments |= {"tis_cap": optim.tis_cap, "correction": optim.correction.value, "correction_low": optim.correction_low}
+    return arguments
+
+
+async def learn(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: PolicyOptimConfig, step: int) -> dict[str, float]:
+    """The updates of one batch, each on a part of its rollouts; metrics are means over them, those named `_max` the largest."""
+    anchored_samples = await anchored(ctx, samples, kind, optim)
+    loss = loss_arguments(kind, optim, ctx.max_action_tokens())
+    reports: list[dict[str, float]] = []
+    for part in minibatches(anchored_samples, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
+        metrics = await ctx.policy.update(part, loss, optim.lr)
+        ctx.costs.trained_tokens += metrics.tokens
+        ctx.costs.learn_s += metrics.seconds
+        reports.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra})
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for report in reports for name in report):
+        values = [report[name] for report in reports if name in report]
+        found[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return found

@@ -81,6 +81,7 @@ class Context:
     rollouts: Rollouts
     policy: Policy
     critic: Critic | None
+    reference: Policy | None  # what a loss with a divergence holds the policy near
     queue: RecoveryStore | None
     groups: GroupStore
     scan: Scan
@@ -109,7 +110,8 @@ class Context:
         pool = [self.checks[t.id] for t in self.tasks.train if t.id in self.checks]
         if not any(earnable(task) for task in pool):
             return None
-        return FamilyScale.fit(pool, calibration="global" if reward.kind is Reward.count else reward.calibration.value)
+        one = reward.kind is Reward.count
+        return FamilyScale.fit(pool, calibration="global" if one else reward.calibration.value, cap=reward.cap)
 
     async def episodes(
         self,

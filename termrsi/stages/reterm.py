@@ -14,7 +14,7 @@ from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
 from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, TaskSpec
 from termrsi.stages import credit, retain
-from termrsi.stages.anchor import anchored, loss_arguments
+from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.points import is_start, point_of, reserve
 from termrsi.stages.rollin import HARNESS, TaskStream, specs_of
@@ -110,13 +110,7 @@ class _Loop:
     async def _learn(self, scored: list[ScoredRollout], step: int) -> None:
         ctx, optim = self._ctx, self._config.optim
         samples = credit.group_advantages(credit.batch_of(scored, self._rewarder, optim.temperature))
-        samples = await anchored(ctx, samples, self._config.loss, optim)
-        loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
-        for part in credit.minibatches(samples, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
-            metrics = await ctx.policy.update(part, loss, optim.lr)
-            ctx.costs.trained_tokens += metrics.tokens
-            ctx.costs.learn_s += metrics.seconds
-            ctx.log(ctx.name, {"step": step, "loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra})
+        ctx.log(ctx.name, {"step": step, **await learn(ctx, samples, self._config.loss, optim, step)})
         await ctx.sync()
 
     async def _push(self, scored: list[ScoredRollout], tasks: dict[str, TaskSpec], step: int) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 from termrsi.harness.group import task_group
 from termrsi.records import EpisodeSpec, TaskSpec
@@ -57,3 +58,19 @@ def specs_of(
             keep_snapshot=keep_snapshot,
         )
     ]
+
+
+class GroupDraw:
+    """The episodes of slot 0, 1, ... of a `Sampler` whose slots are groups of one task: so many groups are a step."""
+
+    def __init__(self, ctx: Context, groups: int, samples: int, temperature: float) -> None:
+        self._ctx = ctx
+        self._groups, self._samples, self._temperature = groups, samples, temperature
+        self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
+        self._specs: list[EpisodeSpec] = []  # of the step that is being drawn
+
+    async def __call__(self, number: int) -> Sequence[EpisodeSpec]:
+        step, place = divmod(number, self._groups)
+        if place == 0:
+            self._specs = specs_of(self._ctx, self._stream.take(self._groups), step + 1, self._samples, self._temperature)
+        return self._specs[place * self._samples : (place + 1) * self._samples]

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from termrsi.config.schema import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
-from termrsi.records import EpisodeSpec, FinishedGroup, Sample
+from termrsi.records import FinishedGroup
 from termrsi.stages import credit, retain
-from termrsi.stages.anchor import anchored, loss_arguments
+from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
-from termrsi.stages.rollin import TaskStream, specs_of
+from termrsi.stages.rollin import GroupDraw
 from termrsi.stages.sampler import Sampler, rollouts_of
 
 
@@ -60,8 +60,7 @@ class _Phase:
         self._config = config
         self._critic = critic
         self._rewarder = Rewarder(ctx, config.reward)
-        self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
-        self._specs: list[EpisodeSpec] = []  # of the step that is being drawn
+        self._draw = GroupDraw(ctx, config.tasks_per_step, config.samples_per_task, config.optim.temperature)
         self.rewards: list[float] = []
         self.evs: list[float | None] = []
 
@@ -77,14 +76,6 @@ class _Phase:
             batch_episodes=config.tasks_per_step * config.samples_per_task,
         )
 
-    async def _draw(self, number: int) -> Sequence[EpisodeSpec]:
-        config = self._config
-        step, place = divmod(number, config.tasks_per_step)
-        if place == 0:
-            tasks = self._stream.take(config.tasks_per_step)
-            self._specs = specs_of(self._ctx, tasks, step + 1, config.samples_per_task, config.optim.temperature)
-        return self._specs[place * config.samples_per_task : (place + 1) * config.samples_per_task]
-
     async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config
         scored = rollouts_of(groups)
@@ -97,7 +88,7 @@ class _Phase:
         critic = await self._critic.update(samples, config.critic_lr, config.value_clip)
         ctx.costs.learn_s += critic.seconds
         told = credit.with_contrast(samples, batch.rewards) if config.only_contrast else samples
-        actor = await self._update_actor(await anchored(ctx, told, config.loss, config.optim), step)
+        actor = await learn(ctx, told, config.loss, config.optim, step)
         await ctx.sync()
         self.rewards.append(sum(batch.rewards.values()) / len(batch.rewards))
         self.evs.append(ev)
@@ -117,14 +108,3 @@ class _Phase:
             self._ctx.costs.learn_s += metrics.seconds
         if await self._ctx.policy.checksum() != before:
             raise StageError("the actor changed during critic-only updates", self._ctx.name)
-
-    async def _update_actor(self, batch: list[Sample], step: int) -> dict[str, float]:
-        ctx, optim = self._ctx, self._config.optim
-        loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
-        report: dict[str, float] = {}
-        for part in credit.minibatches(batch, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
-            metrics = await ctx.policy.update(part, loss, optim.lr)
-            ctx.costs.trained_tokens += metrics.tokens
-            ctx.costs.learn_s += metrics.seconds
-            report = {"loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra}
-        return report

@@ -15,6 +15,8 @@ from termrsi.records import EpisodeSpec, FinishedGroup, ScoredRollout
 from termrsi.stages.base import Context
 
 Draw = Callable[[int], Awaitable[Sequence[EpisodeSpec]]]  # the episodes of slot number 0, 1, ...
+Accept = Callable[[Sequence[ScoredRollout]], bool]
+PATIENCE = 10  # batches of groups in a row that may be refused
 
 
 class Sampler:
@@ -22,11 +24,20 @@ class Sampler:
 
     `draw` is called in order, once a slot is free, so that it sees what the learner has done until then. A group none of whose
     episodes survived the machine is replaced by the next one; `batch_groups` of them in a row raise StageError, because the next
-    would fare no better. `batches`: how many will be asked for; nothing is sampled beyond.
+    would fare no better. So is a group that `accept` refuses; `PATIENCE` batches of them in a row raise StageError. `batches`: how
+    many will be asked for; nothing is sampled beyond.
     """
 
     def __init__(
-        self, ctx: Context, draw: Draw, *, batches: int, batch_groups: int, max_staleness: int, batch_episodes: int
+        self,
+        ctx: Context,
+        draw: Draw,
+        *,
+        batches: int,
+        batch_groups: int,
+        max_staleness: int,
+        batch_episodes: int,
+        accept: Accept | None = None,
     ) -> None:
         self._ctx = ctx
         self._draw = draw
@@ -37,6 +48,7 @@ class Sampler:
         self._next_slot = asyncio.Lock()
         self._slots = 0
         self._lost_in_a_row = 0
+        self._accept, self._refused_in_a_row = accept, 0
         self._bar = False
         self._ahead = 0  # episodes that finished while no batch was waited for
 
@@ -108,8 +120,17 @@ class Sampler:
         scored = await self._ctx.episodes(specs, slot, advance=self._advance)
         if scored:
             self._lost_in_a_row = 0
-            await self._ctx.groups.put(slot, scored)
-            return
+            if self._accept is None or self._accept(scored):
+                self._refused_in_a_row = 0
+                await self._ctx.groups.put(slot, scored)
+                return
+            self._refuse()
+        else:
+            self._lose()
+        await self._ctx.groups.drop(slot)
+        await self._begin_next()
+
+    def _lose(self) -> None:
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= self._batch_groups:
             raise StageError(
@@ -117,8 +138,15 @@ class Sampler:
                 self._ctx.name,
                 "see the dropped episodes in rollouts.jsonl",
             )
-        await self._ctx.groups.drop(slot)
-        await self._begin_next()
+
+    def _refuse(self) -> None:
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row >= PATIENCE * self._batch_groups:
+            raise StageError(
+                f"{self._refused_in_a_row} groups in a row had equal rewards",
+                self._ctx.name,
+                "tasks that sometimes work, larger groups, or only_contrast=false",
+            )
 
     def _advance(self, note: str) -> None:
         if self._bar:

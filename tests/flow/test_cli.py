@@ -39,7 +39,7 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["experiment=reterm", "scale=dry", "stages.recovery.teacher_harness=retry"], "its words would be trained on"),
         (["experiment=terminal_rsi", "scale=dry", "stages.rsr_1.execute_harness=retry"], "its words would be trained on"),
         (["experiment=nonsense"], "unknown experiment 'nonsense'"),
-        (["experiment=tmax"], "cannot be run in this version"),
+        (["experiment=rsr", "credit=skip"], "no stage of this pipeline has it"),
         (["nonsense"], "unknown command 'nonsense'"),
         (["tasks", "list"], "and the path of a directory of tasks"),
         (["report"], "needs one run directory"),

@@ -15,6 +15,8 @@ from termrsi.config.schema import (
     Config,
     CreditConfig,
     EvaluateConfig,
+    GrpoConfig,
+    Loss,
     PolicyOptimConfig,
     RetentionConfig,
     RetermConfig,
@@ -30,7 +32,7 @@ from termrsi.harness.group import RECOVERY_PROMPT
 from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
 from termrsi.records import EpisodeSpec, RecoveryPoint, Sample, Snapshot, TaskSpec, UpdateMetrics
-from termrsi.stages import collect_recovery, evaluate, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.rollin import TaskStream, specs_of
 from termrsi.stages.rsr.discover import discover
@@ -61,6 +63,7 @@ class Bench:
     made: FakeParts = field(default_factory=fakes.dry_parts)
     log: list[tuple[str, dict[str, float]]] = field(default_factory=list)
     on_log: Callable[[dict[str, float]], Awaitable[None]] | None = None
+    reference: FakePolicy | None = None
 
     def __post_init__(self) -> None:
         self.runner = RecordingRunner(self.made)
@@ -86,6 +89,7 @@ class Bench:
             rollouts=self.runner,
             policy=made.policy,
             critic=made.critic,
+            reference=self.reference,
             queue=made.queue,
             groups=made.groups,
             scan=made.scan,
@@ -583,6 +587,66 @@ async def test_reterm_empties_a_queue_that_an_earlier_stage_left(bench: Bench) -
     await reterm.run(bench.ctx("second"), reterm_config(steps=1))
     assert bench.nothing_is_held()
     assert not any(s.recovery for s in bench.runner.specs)
+
+
+# --- grpo -----------------------------------------------------------------------------------------------------------
+
+
+def grpo_config(**changes: object) -> GrpoConfig:
+    return GrpoConfig(**({"steps": 4, "groups": 4, "group_size": 4} | changes))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("loss", [Loss.grpo, Loss.dapo, Loss.dr_grpo, Loss.gspo])
+async def test_grpo_raises_success(bench: Bench, loss: Loss) -> None:
+    before = await bench.mean("before")
+    result = await grpo.run(bench.ctx("grpo"), grpo_config(steps=6, loss=loss))
+    await bench.made.policy.load(result.outputs["policy"])
+    await bench.sync()
+    assert await bench.mean("after") > before + 0.2
+    assert not any(spec.keep_snapshot for spec in bench.runner.specs)
+    assert bench.nothing_is_held()
+
+
+async def test_groups_without_contrast_are_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(bench, monkeypatch)
+    optim = PolicyOptimConfig(lr=1e-12, tis_cap=0.0)
+    result = await grpo.run(bench.ctx("grpo"), grpo_config(loss=Loss.dppo, normalise=False, only_contrast=True, optim=optim))
+    assert int(result.summary["groups_without_contrast"] or 0) > 0
+    for batch in recorder.batches:
+        groups: dict[str, set[float]] = {}
+        for sample in batch:
+            groups.setdefault(sample.group_id, set()).update(a for a, m in zip(sample.advantages, sample.mask, strict=True) if m)
+        assert len(groups) == 4
+        assert all(len(values) == 2 for values in groups.values())
+        assert all(abs(value) <= 0.75 for values in groups.values() for value in values)  # reward less mean, not over the spread
+
+
+async def test_groups_that_never_differ_end_the_stage(bench: Bench) -> None:
+    await bench.use(NEVER)
+    with pytest.raises(StageError, match="40 groups in a row had equal rewards"):
+        await grpo.run(bench.ctx("grpo"), grpo_config(only_contrast=True))
+    assert bench.nothing_is_held()
+
+
+async def test_repeated_turns_are_charged_in_groups_of_equal_rewards_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy only ever does half of the task, again and again: no reward differs, and each repetition costs."""
+    recorder = Recorder(bench, monkeypatch)
+    await bench.use(FakeSkill(solve=-50.0, half=50.0))
+    await grpo.run(bench.ctx("grpo"), grpo_config(steps=1, repetition_penalty=0.05))
+    (batch,) = recorder.batches
+    charged = {a for sample in batch for a, m in zip(sample.advantages, sample.mask, strict=True) if m}
+    assert charged <= {0.0, -0.05}
+    (repeated,) = bench.logged("repeated_turns")
+    turns = {(s.rollout_id, t) for s in batch for a, t in zip(s.advantages, s.turn_ids, strict=True) if a}
+    assert len(turns) == repeated
+
+
+async def test_a_policy_held_near_its_reference_asks_it_for_every_sample(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(bench, monkeypatch)
+    bench.reference = FakePolicy()
+    await grpo.run(bench.ctx("grpo"), grpo_config(steps=2, optim=PolicyOptimConfig(kl=0.01)))
+    assert len(recorder.batches) == 2
+    assert all(len(sample.ref_logp) == len(sample.ids) for batch in recorder.batches for sample in batch)
 
 
 # --- two stages in a row -------------------------------------------------------------------------------------------

@@ -10,7 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from termrsi.algo.loss import LossKind, dppo_mask, policy_loss, sft_loss, tis_weights, value_loss
+from termrsi.algo.loss import (
+    Correction,
+    DppoForm,
+    KlKind,
+    LossKind,
+    correction_weights,
+    dppo_mask,
+    kl_terms,
+    policy_loss,
+    sft_loss,
+    tis_weights,
+    value_loss,
+)
 from termrsi.errors import ConfigError
 
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
@@ -37,7 +49,11 @@ def random_batch(seed: int, rows: int = 6, length: int = 7) -> dict[str, Any]:  
     }
 
 
-def gradient(kind: LossKind, batch: dict[str, Any], parts: list[list[int]]) -> tuple[float, Tensor]:
+def _rows(values: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+    return {key: value[rows] if isinstance(value, Tensor) else value for key, value in values.items()}
+
+
+def gradient(kind: LossKind, batch: dict[str, Any], parts: list[list[int]], more: Any = None) -> tuple[float, Tensor]:
     """Loss and gradient with the rows handed over in `parts`, each with the whole batch's denominator."""
     logp = batch["logp"].clone().requires_grad_()
     tokens, rollouts = float(batch["mask"].sum()), float(batch["mask"].any(1).sum())
@@ -54,6 +70,7 @@ def gradient(kind: LossKind, batch: dict[str, Any], parts: list[list[int]]) -> t
             delta=0.1,
             max_tokens=11,
             denominator=rollouts if kind in ROLLOUT_KINDS else tokens,
+            **_rows(more or {}, rows),
         )
         loss.backward()
         total += float(loss.detach())
@@ -74,6 +91,25 @@ def test_no_split_changes_loss_or_gradient(seed: int, kind: LossKind, data: st.D
     torch.testing.assert_close(split[1], whole[1], rtol=0, atol=1e-12)
     default = policy_loss(kind, **batch, clip_low=0.2, clip_high=0.28, delta=0.1, max_tokens=11)
     assert float(default) == pytest.approx(whole[0], abs=1e-12)
+
+
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(KINDS), data=st.data())
+@settings(max_examples=60)
+def test_no_split_changes_what_is_corrected_or_held_near_a_reference(seed: int, kind: LossKind, data: st.DataObject) -> None:
+    batch, other = random_batch(seed), random_batch(seed + 1)
+    more: dict[str, Any] = {"kl": 0.3, "ref_logp": other["old_logp"], "kl_kind": data.draw(st.sampled_from(["k1", "k2", "k3"]))}
+    if kind == "dppo":
+        more["dppo_form"] = data.draw(st.sampled_from(["ratio", "capped"]))
+    else:
+        correction = data.draw(st.sampled_from(["tis", "icepop", "sequence"]))
+        more |= {"tis_cap": 1.5, "sampler_logp": other["logp"], "correction": correction, "correction_low": 0.7}
+    order = data.draw(st.permutations(range(6)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 5))))
+    parts = [list(order[a:b]) for a, b in itertools.pairwise([0, *cuts, 6])]
+    whole, split = gradient(kind, batch, [list(range(6))], more), gradient(kind, batch, parts, more)
+    assert split[0] == pytest.approx(whole[0], abs=1e-12)
+    torch.testing.assert_close(split[1], whole[1], rtol=0, atol=1e-12)
+    assert bool((whole[1][~batch["mask"]] == 0).all())
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "gspo"])
@@ -201,8 +237,101 @@ def test_tis() -> None:
     torch.testing.assert_close(logp.grad, -torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64) / 3)
 
 
+def test_tokens_or_rows_that_are_far_off_the_sampler_say_nothing() -> None:
+    """w = 1, 9, 0.5 in the first row, and 1, 1, 0.8 in the second, whose last token is none."""
+    old, sampler = log(0.5, 0.9, 0.1, 0.5, 0.5, 0.4).view(2, 3), log(0.5, 0.1, 0.2, 0.5, 0.5, 0.5).view(2, 3)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+
+    def weights(kind: Correction, low: float, high: float) -> list[list[float]]:
+        found = correction_weights(kind, old, sampler, mask, low=low, high=high)
+        assert not found.requires_grad
+        return [[round(float(w), 6) for w in row] for row in found]
+
+    assert weights("tis", 0.6, 2.0) == [[1.0, 2.0, 0.5], [1.0, 1.0, 0.8]]
+    assert weights("icepop", 0.6, 2.0)[0] == [1.0, 0.0, 0.0]
+    assert weights("icepop", 0.5 - 1e-9, 10.0)[0] == [1.0, 9.0, 0.5]
+    mean = 4.5 ** (1 / 3)
+    assert weights("sequence", 0.5, mean + 1e-6) == [[1.0] * 3, [1.0] * 3]
+    assert weights("sequence", 0.5, mean - 1e-6) == [[0.0] * 3, [1.0] * 3]
+    assert weights("sequence", 1.1, 2.0) == [[1.0] * 3, [0.0] * 3]
+    with pytest.raises(ConfigError, match="one of tis, icepop, sequence"):
+        correction_weights("none", old, sampler, mask)  # pyright: ignore[reportArgumentType]: the point
+
+
+def test_a_rejected_row_counts_in_the_denominator() -> None:
+    logp = log(0.5, 0.9)[None].repeat(2, 1).requires_grad_()
+    sampler = torch.stack([log(0.5, 0.9), log(0.1, 0.1)])
+    options: dict[str, Any] = {"sampler_logp": sampler, "tis_cap": 2.0, "correction": "sequence"}
+    loss = policy_loss("grpo", logp, logp.detach(), torch.ones(2, 2), torch.ones(2, 2), **options)
+    assert float(loss.detach()) == pytest.approx(-0.5)
+    loss.backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[-0.25, -0.25], [0.0, 0.0]], dtype=torch.float64))
+
+
+def test_estimates_of_the_divergence() -> None:
+    """d = ln 2 and -ln 2."""
+    logp, ref = log(0.6, 0.2), log(0.3, 0.4)
+    d = math.log(2)
+    assert kl_terms(logp, ref, "k1").tolist() == pytest.approx([d, -d])
+    assert kl_terms(logp, ref, "k2").tolist() == pytest.approx([d * d / 2, d * d / 2])
+    assert kl_terms(logp, ref, "k3").tolist() == pytest.approx([0.5 - 1 + d, 2 - 1 - d])
+    with pytest.raises(ConfigError, match="one of k1, k2, k3"):
+        kl_terms(logp, ref, "k4")  # pyright: ignore[reportArgumentType]: the point
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_estimates_have_the_divergence_as_their_mean(kind: KlKind) -> None:
+    """Exact, over a distribution of five."""
+    pi, ref = torch.softmax(torch.arange(5.0).double(), 0), torch.softmax(torch.tensor([1.0, 3, 0, 2, 2]).double(), 0)
+    exact = float((pi * (pi / ref).log()).sum())
+    assert float((pi * kl_terms(pi.log(), ref.log(), kind)).sum()) == pytest.approx(exact)
+
+
+def test_the_gradient_of_k2_is_the_divergences() -> None:
+    """On policy: the score-weighted sum over a distribution of five."""
+    logits, ref = torch.arange(5.0).double().requires_grad_(), torch.softmax(torch.tensor([1.0, 3, 0, 2, 2]).double(), 0)
+    pi = torch.softmax(logits, 0)
+    (pi * (pi / ref).log()).sum().backward()
+    assert logits.grad is not None
+    exact, logits.grad = logits.grad.clone(), None
+    logp = torch.log_softmax(logits, 0)
+    (pi.detach() * kl_terms(logp, ref.log(), "k2")).sum().backward()
+    torch.testing.assert_close(logits.grad, exact)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("ppo", 1 / 3), ("grpo", 1 / 2)])
+def test_the_divergence_has_the_objectives_denominator(kind: LossKind, share: float) -> None:
+    """Two rollouts of one and two tokens; without advantages only the divergence is left."""
+    logp, ref = torch.full((2, 2), math.log(0.6)), torch.full((2, 2), math.log(0.3))
+    mask = torch.tensor([[1, 0], [1, 1]])
+    zero = torch.zeros(2, 2)
+    loss = policy_loss(kind, logp, logp, zero, mask, kl=0.5, kl_kind="k1", ref_logp=ref)
+    assert float(loss) == pytest.approx(0.5 * math.log(2))
+    first = torch.tensor([[1, 0], [0, 0]])
+    one = policy_loss(kind, logp, logp, zero, first, kl=0.5, kl_kind="k1", ref_logp=ref, denominator=1 / share)
+    assert float(one) == pytest.approx(0.5 * math.log(2) * share)
+
+
+def test_both_forms_of_dppo_have_one_gradient_up_to_the_cap() -> None:
+    def of(form: DppoForm, mu: float) -> float:
+        logp = log(0.3)[None].requires_grad_()
+        policy_loss("dppo", logp, log(mu)[None], torch.ones(1, 1), torch.ones(1, 1), delta=0.5, dppo_form=form).backward()
+        assert logp.grad is not None
+        return float(logp.grad)
+
+    assert of("ratio", 0.2) == pytest.approx(of("capped", 0.2)) == pytest.approx(-1.5)
+    assert of("ratio", 0.01) == pytest.approx(-30.0)
+    assert of("capped", 0.01) == pytest.approx(-10.0)
+
+
 def test_refusals() -> None:
     x = torch.zeros(1, 2)
+    with pytest.raises(ConfigError, match="unknown correction"):
+        policy_loss("ppo", x, x, x, x, correction="clip")  # pyright: ignore[reportArgumentType]: the point
+    with pytest.raises(ConfigError, match="unknown dppo_form"):
+        policy_loss("dppo", x, x, x, x, dppo_form="log")  # pyright: ignore[reportArgumentType]: the point
+    with pytest.raises(ConfigError, match="reference's log-prob"):
+        policy_loss("ppo", x, x, x, x, kl=0.1)
     with pytest.raises(ConfigError, match="corrects twice"):
         policy_loss("ppo", x, x, x, x, sampler_logp=x, tis_cap=2.0, anchor="sampler")
     with pytest.raises(ConfigError, match="corrects twice"):

@@ -99,6 +99,28 @@ def test_anchor_current_equals_a_fresh_old_logp(tiny: Path, make_samples: Make) 
     assert checksums[0] == checksums[1]
 
 
+def test_a_divergence_holds_the_policy_near_its_reference(tiny: Path, make_samples: Make) -> None:
+    """Without advantages, an update moves a policy back towards the reference that it had left."""
+    policy = PolicyModel(tiny, compute="fp32")
+    start = policy.logp(make_samples())
+    policy.fit(make_samples(), lr=3e-3)
+
+    def away() -> float:
+        now = policy.logp(make_samples())
+        return sum(abs(a - b) for x, y in zip(now, start, strict=True) for a, b in zip(x, y, strict=True))
+
+    near = [dataclasses.replace(s, ref_logp=tuple(x)) for s, x in zip(make_samples(), start, strict=True)]
+    samples = [dataclasses.replace(s, advantages=(0.0,) * len(s.ids)) for s in near]
+    left = away()
+    metrics = policy.update(samples, {"kind": "grpo", "anchor": "current", "kl": 1.0, "kl_kind": "k2"}, lr=1e-3)
+    assert metrics.tokens > 0
+    assert metrics.loss > 0.0
+    assert away() < left
+    still = policy.checksum()
+    assert policy.update(samples, {"kind": "grpo", "anchor": "current"}, lr=1e-3).tokens == 0
+    assert policy.checksum() == still
+
+
 def test_small_steps_add_up_in_the_masters(tiny: Path, make_samples: Make) -> None:
     """Steps far below bf16's resolution are kept, and show once there are enough of them."""
     policy = PolicyModel(tiny, compute="bf16")

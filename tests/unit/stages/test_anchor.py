@@ -1,13 +1,15 @@
 """What the ratio of an update is taken against, and what that costs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from termrsi.config.schema import Loss, PolicyOptimConfig
-from termrsi.records import Sample
-from termrsi.stages.anchor import anchored, loss_arguments
+from termrsi.config.schema import Correction, Divergence, KlKind, Loss, PolicyOptimConfig
+from termrsi.errors import StageError
+from termrsi.records import Sample, UpdateMetrics
+from termrsi.stages.anchor import anchored, learn, loss_arguments
 
 SAMPLE = Sample((1, 2, 3), (0, 1, 1), (0, 0, 0))
 
@@ -25,6 +27,7 @@ class _Policy:
     [
         (Loss.ppo, 1, "current", 0),
         (Loss.ppo, 2, "old", 1),
+        (Loss.dapo, 3, "old", 1),
         (Loss.dppo, 1, None, 0),
         (Loss.dppo, 2, None, 0),
         (Loss.reterm, 1, "current", 0),
@@ -41,6 +44,48 @@ async def test_a_pass_for_old_log_probabilities_only_where_they_differ(
     arguments = loss_arguments(kind, optim, 144)
     assert arguments.get("anchor") == anchor
     assert ("tis_cap" in arguments) == (kind is not Loss.dppo)  # its ratio is against the sampler already
+
+
+async def test_a_divergence_is_from_the_reference() -> None:
+    policy, reference = _Policy(), _Policy()
+    ctx: Any = SimpleNamespace(policy=policy, reference=reference, name="grpo")
+    optim = PolicyOptimConfig(kl=0.1, kl_kind=KlKind.k2)
+    (sample,) = await anchored(ctx, [SAMPLE], Loss.grpo, optim)
+    assert (policy.calls, reference.calls) == (0, 1)
+    assert sample.ref_logp == (0.0, -1.0, -2.0)
+    arguments = loss_arguments(Loss.grpo, optim, 144)
+    assert (arguments["kl"], arguments["kl_kind"]) == (0.1, "k2")
+    assert "kl" not in loss_arguments(Loss.grpo, PolicyOptimConfig(), 144)
+    ctx.reference = None
+    with pytest.raises(StageError, match="no reference host"):
+        await anchored(ctx, [SAMPLE], Loss.grpo, optim)
+
+
+def test_each_loss_gets_its_own_arguments() -> None:
+    dppo = loss_arguments(Loss.dppo, PolicyOptimConfig(tis_cap=0.0, delta=0.05, divergence=Divergence.kl), 144)
+    assert (dppo["delta"], dppo["divergence"], dppo["dppo_form"]) == (0.05, "kl", "ratio")
+    ppo = loss_arguments(Loss.ppo, PolicyOptimConfig(correction=Correction.icepop, correction_low=0.7, tis_cap=3.0), 144)
+    assert (ppo["correction"], ppo["correction_low"], ppo["tis_cap"]) == ("icepop", 0.7, 3.0)
+    assert "delta" not in ppo
+
+
+async def test_metrics_of_a_batch_are_over_its_updates() -> None:
+    parts: list[int] = []
+
+    class Learner(_Policy):
+        async def update(self, samples: list[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
+            parts.append(len(samples))
+            n = len(parts)
+            return UpdateMetrics(n, 2.0 * n, 5, 0.5, {"ratio_max": 10.0 - n, "entropy": n} | ({"rare": 7.0} if n > 1 else {}))
+
+    costs = SimpleNamespace(trained_tokens=0, learn_s=0.0)
+    config = SimpleNamespace(seed=0)
+    ctx: Any = SimpleNamespace(policy=Learner(), name="grpo", costs=costs, config=config, max_action_tokens=lambda: 9)
+    samples = [replace(SAMPLE, rollout_id=f"{i}") for i in range(5)]
+    found = await learn(ctx, samples, Loss.grpo, PolicyOptimConfig(minibatches=2), 1)
+    assert parts == [3, 2]
+    assert found == {"loss": 1.5, "grad_norm": 3.0, "ratio_max": 9.0, "entropy": 1.5, "rare": 7.0}
+    assert (costs.trained_tokens, costs.learn_s) == (10, 1.0)
 
 
 def test_no_cap_no_correction() -> None:

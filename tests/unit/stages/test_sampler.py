@@ -11,7 +11,7 @@ from termrsi.errors import EngineError, StageError
 from termrsi.queues.store import GroupStore
 from termrsi.records import EpisodeSpec, Rollout, ScoredRollout, StopReason, Verdict
 from termrsi.stages.base import Progress
-from termrsi.stages.sampler import Sampler, rollouts_of
+from termrsi.stages.sampler import PATIENCE, Accept, Sampler, rollouts_of
 
 
 def scored(name: str) -> ScoredRollout:
@@ -46,7 +46,7 @@ class Bench:
             advance("")
         return found
 
-    def sampler(self, batches: int = 3, batch_groups: int = 2, max_staleness: int = 0) -> Sampler:
+    def sampler(self, batches: int = 3, batch_groups: int = 2, max_staleness: int = 0, accept: Accept | None = None) -> Sampler:
         return Sampler(
             self.ctx,
             self.draw,
@@ -54,6 +54,7 @@ class Bench:
             batch_groups=batch_groups,
             max_staleness=max_staleness,
             batch_episodes=batch_groups,
+            accept=accept,
         )
 
     async def until_open(self, n: int) -> None:
@@ -144,6 +145,29 @@ async def test_a_batch_of_lost_groups_in_a_row_is_an_error() -> None:
         with pytest.raises(StageError, match="2 groups in a row"):
             await sampler.batch("step 1")
     assert bench.cancelled == ["rpr/2"]
+
+
+async def test_a_refused_group_is_replaced_by_the_next() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=1, accept=lambda found: found[0].rollout.id != "r0") as sampler:
+        for number in range(3):
+            await bench.until_open(number + 1)
+            bench.end(number)
+            await bench.settle()
+        assert ids(await sampler.batch("step 1")) == ["r1", "r2"]
+    assert bench.drawn == [0, 1, 2]
+
+
+async def test_groups_that_are_refused_again_and_again_end_the_run() -> None:
+    bench = Bench()
+    async with bench.sampler(batch_groups=1, accept=lambda _: False) as sampler:
+        for number in range(PATIENCE):
+            await bench.until_open(number + 1)
+            bench.end(number)
+            await bench.settle()
+        with pytest.raises(StageError, match="10 groups in a row had equal rewards") as caught:
+            await sampler.batch("step 1")
+    assert "only_contrast=false" in caught.value.valid
 
 
 async def test_a_dead_engine_reaches_whoever_waits_for_the_batch() -> None:
