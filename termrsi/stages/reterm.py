@@ -13,7 +13,7 @@ from termrsi.config.schema import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
 from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, Sample, ScoredRollout, TaskSpec
-from termrsi.stages import credit, retain
+from termrsi.stages import credit, monitors, retain
 from termrsi.stages.anchor import anchored, loss_arguments
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.points import is_start, point_of, reserve
@@ -111,6 +111,7 @@ class _Loop:
         ctx, optim = self._ctx, self._config.optim
         pairs = [(sample, self._rewarder.reward(s)) for s in scored for sample in credit.samples_of(s, optim.temperature)[-1:]]
         batch = credit.group_advantages([p[0] for p in pairs], [p[1] for p in pairs])
+        ctx.log(ctx.name, {"step": step} | monitors.advantage_variance(scored, batch))
         batch = await anchored(ctx, batch, self._config.loss, optim)
         random.Random(f"{ctx.config.seed}/{ctx.name}/minibatch/{step}").shuffle(batch)
         loss = loss_arguments(self._config.loss, optim, ctx.max_action_tokens())
@@ -150,7 +151,9 @@ class _Loop:
             "recovery_groups": num_recovery,
         }
         self.log.append(entry)
-        self._ctx.log(self._ctx.name, {k: v for k, v in entry.items() if v is not None})
+        asked = (num_original + num_recovery) * self._config.group_size
+        seen = monitors.rollouts(self._ctx, scored, self._rewarder.reward, asked=asked)
+        self._ctx.log(self._ctx.name, {k: v for k, v in entry.items() if v is not None} | seen)
 
 
 def _mean(values: list) -> float | None:
