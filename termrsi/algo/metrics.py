@@ -45,8 +45,14 @@ def ratios(logp: np.ndarray, old_logp: np.ndarray) -> np.ndarray:
     return np.exp(np.clip(np.asarray(logp, np.float64) - old_logp, -20.0, 20.0))
 
 
+def sequence_means(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mean `[S]` over the tokens of each of S sequences; `values`, `rows` `[K]`, `rows` numbers each token's sequence."""
+    _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+    return np.bincount(place, weights=np.asarray(values, np.float64)) / count
+
+
 def clip_fraction(ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float, clip_high: float) -> float:
-    """Share of tokens `[K]` whose gradient the PPO clip removes; 0 if there are none."""
+    """Share of tokens, or of sequences, `[K]` whose gradient the PPO clip removes; 0 if there are none."""
     clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return float(clipped.mean()) if len(ratio) else 0.0
 

@@ -277,17 +277,24 @@ class _Seen:
     """Action tokens of the micro-batches of one update, for its metrics; all from before the step."""
 
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    rows: int = 0  # sequences seen
 
     def add(self, micro: batching.MicroBatch, logp: Tensor, entropy: Tensor, old: Tensor) -> None:
         columns = {"logp": logp.detach(), "old": old, **micro.columns}
         part = {name: column[micro.mask].double().cpu().numpy() for name, column in columns.items()}
-        self.parts.append(part | {"entropy": entropy.double().cpu().numpy()})
+        row = self.rows + micro.mask.nonzero()[:, 0].cpu().numpy()  # of each token
+        self.rows += len(micro.mask)
+        self.parts.append(part | {"entropy": entropy.double().cpu().numpy(), "row": row})
 
     def report(self, options: Mapping[str, object]) -> dict[str, float]:
+        """Ratio and clip are those of the objective: of sequences in `gspo`, else of tokens; `dppo` masks and does not clip."""
         if not self.parts:
             return {}
         values = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
-        ratio = metrics.ratios(values["logp"], values["old"])
+        logp, old, advantages = (values[name] for name in ("logp", "old", "advantages"))
+        if options["kind"] == "gspo":
+            logp, old, advantages = (metrics.sequence_means(x, values["row"]) for x in (logp, old, advantages))
+        ratio = metrics.ratios(logp, old)
         report = {
             "ratio_mean": float(ratio.mean()),
             "ratio_max": float(ratio.max()),
@@ -295,14 +302,16 @@ class _Seen:
             "advantage_std": float(values["advantages"].std()),
         }
         if options["kind"] == "dppo":
-            logp, old, advantages = (torch.from_numpy(values[name]) for name in ("logp", "old", "advantages"))
             rule = {key: options[key] for key in ("delta", "divergence") if key in options}
-            keep = losses.dppo_mask(logp, old, advantages, **rule)  # pyright: ignore[reportArgumentType]: as in update
-            report["clip_fraction"] = float((keep == 0).double().mean())
+            columns = (torch.from_numpy(x) for x in (logp, old, advantages))
+            keep = losses.dppo_mask(*columns, **rule)  # pyright: ignore[reportArgumentType]: as in update
+            report["mask_fraction"] = float((keep == 0).double().mean())
         else:
             low, high = (float(str(options.get(key, 0.2))) for key in ("clip_low", "clip_high"))
-            report["clip_fraction"] = metrics.clip_fraction(ratio, values["advantages"], clip_low=low, clip_high=high)
+            report["clip_fraction"] = metrics.clip_fraction(ratio, advantages, clip_low=low, clip_high=high)
         if "sampler_logp" in values:
             gap = metrics.logp_gap(values["logp"], values["sampler_logp"])
             report |= {"sampler_gap_mean": gap.mean, "sampler_gap_max": gap.max, "sampler_k3": gap.k3}
+            if (cap := float(str(options.get("tis_cap", 0.0)))) > 0.0:
+                report["tis_truncated"] = float((metrics.ratios(values["old"], values["sampler_logp"]) > cap).mean())
         return report

@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.config.schema import Config
+from termrsi.report.curves import CausalMeans
 
 _LOG = logging.getLogger(__name__)
 
 
 class Sinks:
-    """Call it with a stage's name and its figures."""
+    """Call it with a stage's name and its figures. Beside each figure of a step stands its causal mean."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._means = CausalMeans()
         self._wandb: Any = None  # Any: wandb's run object, imported only when it is asked for
         if config.logger.wandb != "off":
             self._wandb = _start(config, run_dir)
 
     def __call__(self, stage: str, figures: dict[str, float]) -> None:
+        figures = figures | self._means.observe(stage, figures)
         self._file.write(json.dumps({"time": time.time(), "stage": stage, **figures}) + "\n")
         self._file.flush()
         if self._wandb is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from termrsi.config.schema import GrpoConfig
 from termrsi.records import FinishedGroup, ScoredRollout
-from termrsi.stages import credit, retain
+from termrsi.stages import credit, monitors, retain
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.rollin import GroupDraw
@@ -77,6 +77,7 @@ class _Loop:
         report["staleness"] = sum(group.staleness for group in groups) / len(groups)
         if penalties:
             report["repeated_turns"] = float(sum(1 for turns in penalties.values() for turn in turns if turn < 0.0))
+        report |= monitors.batch(ctx, scored, samples, self._rewarder.reward, asked=len(groups) * config.group_size)
         ctx.log(ctx.name, report)
 
     def _teaches(self, scored: Sequence[ScoredRollout]) -> bool:

@@ -13,7 +13,7 @@ from termrsi.config.schema import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
 from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, TaskSpec
-from termrsi.stages import credit, retain
+from termrsi.stages import credit, monitors, retain
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.points import is_start, point_of, reserve
@@ -110,7 +110,8 @@ class _Loop:
     async def _learn(self, scored: list[ScoredRollout], step: int) -> None:
         ctx, optim = self._ctx, self._config.optim
         samples = credit.group_advantages(credit.batch_of(scored, self._rewarder, optim.temperature))
-        ctx.log(ctx.name, {"step": step, **await learn(ctx, samples, self._config.loss, optim, step)})
+        learned = await learn(ctx, samples, self._config.loss, optim, step)
+        ctx.log(ctx.name, {"step": step, **learned} | monitors.advantage_variance(scored, samples))
         await ctx.sync()
 
     async def _push(self, scored: list[ScoredRollout], tasks: dict[str, TaskSpec], step: int) -> None:
@@ -140,7 +141,9 @@ class _Loop:
             "recovery_groups": num_recovery,
         }
         self.log.append(entry)
-        self._ctx.log(self._ctx.name, {k: v for k, v in entry.items() if v is not None})
+        asked = (num_original + num_recovery) * self._config.group_size
+        seen = monitors.rollouts(self._ctx, scored, self._rewarder.reward, asked=asked)
+        self._ctx.log(self._ctx.name, {k: v for k, v in entry.items() if v is not None} | seen)
 
 
 def _mean(values: list) -> float | None:

@@ -17,7 +17,7 @@ from termrsi.config.schema import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
 from termrsi.records import FinishedGroup
-from termrsi.stages import credit, retain
+from termrsi.stages import credit, monitors, retain
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
 from termrsi.stages.rollin import GroupDraw
@@ -95,6 +95,7 @@ class _Phase:
         strict = sum(s.verdict.strict for s in scored) / len(scored)
         report = {"step": step, "reward": self.rewards[-1], "strict": strict, "value_loss": critic.loss, **actor}
         report["learned_from"] = float(len(told))
+        report |= monitors.batch(ctx, scored, told, self._rewarder.reward, asked=len(groups) * config.samples_per_task)
         report["staleness"] = sum(g.staleness for g in groups) / len(groups)
         ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
 

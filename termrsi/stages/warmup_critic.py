@@ -5,7 +5,7 @@ Each step's rollouts are held-out data before they are training data: EV is take
 
 from termrsi.config.schema import WarmupCriticConfig
 from termrsi.errors import StageError
-from termrsi.stages import credit
+from termrsi.stages import credit, monitors
 from termrsi.stages.base import Context, Rewarder, StageResult
 from termrsi.stages.rollin import TaskStream, specs_of
 
@@ -33,7 +33,8 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
             value_loss = metrics.loss
-        ctx.log(ctx.name, {"step": step + 1, "value_loss": value_loss, "reward": sum(rewards) / len(rewards)} | _ev(ev, ev_first))
+        seen = _ev(ev, ev_first) | monitors.batch(ctx, scored, samples, rewarder.reward, asked=len(specs))
+        ctx.log(ctx.name, {"step": step + 1, "value_loss": value_loss, "reward": sum(rewards) / len(rewards)} | seen)
         if len(history) >= config.checks and all(e is not None and e > 0 for e in history[-config.checks :]):
             break
     await critic.save(str(ctx.out / "critic"))

@@ -17,6 +17,15 @@ def _run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Compl
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
 
 
+def _metrics(run: Path) -> dict[str, list[dict]]:
+    """The lines of a run's metrics, by stage."""
+    stages: dict[str, list[dict]] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        figures = json.loads(line)
+        stages.setdefault(figures.pop("stage"), []).append(figures)
+    return stages
+
+
 def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; from termrsi.driver import main; main(['--help']); "
@@ -99,6 +108,10 @@ def test_a_dry_pipeline_writes_ledger_and_records(tmp_path: Path) -> None:
     assert versions["torch"] != "not installed"
     assert "stages" in (tmp_path / "run" / "config.yaml").read_text()
     assert "| base_eval |" in (tmp_path / "run" / "ledger.md").read_text()
+    watched = {"stop/done", "stop/dropped", "early_failure", "reward/files", "checks/data", "advantage_var/turns_left_0"}
+    names = {stage: set().union(*lines) for stage, lines in _metrics(tmp_path / "run").items()}
+    for stage in ("warmup", "rpr_1", "rpr_2"):
+        assert watched | {f"{name}/mean5" for name in watched} <= names[stage]
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
@@ -121,6 +134,11 @@ def test_a_pipeline_goes_on_at_its_first_unfinished_stage(tmp_path: Path) -> Non
     after = {p.parent.name: p.read_text() for p in stages.glob("*/manifest.json")}
     assert {n for n in after if after[n] == before[n]} == {"base_eval", "recovery", "sft"}
     assert set(after) == set(before)
+    steps = [line for line in _metrics(tmp_path / "run")["reterm"] if "stop/done" in line]
+    begun = [i for i, line in enumerate(steps) if line["step"] == 1]
+    assert len(begun) == 2  # both tries are in the file, and the second one's curves begin anew
+    assert steps[begun[1]]["stop/done/mean5"] == steps[begun[1]]["stop/done"]
+    assert steps[begun[1] + 1]["original/mean5"] == pytest.approx(sum(line["original"] for line in steps[begun[1] :][:2]) / 2)
 
 
 def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:

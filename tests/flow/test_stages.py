@@ -301,6 +301,15 @@ async def test_the_critic_is_warm_when_its_explained_variance_stays_positive(ben
     assert await other.load(result.outputs["critic"]) == await bench.made.critic.checksum()
 
 
+async def test_a_step_tells_how_its_episodes_ended_and_which_the_machine_lost(bench: Bench) -> None:
+    bench.made.pool.world.lost_at |= dict.fromkeys(range(1, 20, 2), 1)
+    ctx = bench.ctx("warmup")
+    await warmup_critic.run(ctx, WarmupCriticConfig(tasks_per_step=8, max_steps=1))
+    assert 0 < ctx.costs.dropped < 8
+    assert bench.logged("stop/dropped") == [ctx.costs.dropped / 8]
+    assert sum(value for _, values in bench.log for name, value in values.items() if name.startswith("stop/")) == 1.0
+
+
 class Recorder:
     """The order of the learner's calls, with the policy's checksum at each."""
 

@@ -25,6 +25,11 @@ def test_logp_gap() -> None:
     assert metrics.logp_gap(np.zeros(0), np.zeros(0)) == metrics.Gap(0.0, 0.0, 0.0)
 
 
+def test_sequence_means_are_over_the_tokens_of_each() -> None:
+    means = metrics.sequence_means(np.array([1.0, 5.0, 3.0, 7.0]), np.array([4, 9, 4, 9]))
+    assert means.tolist() == [2.0, 6.0]
+
+
 def test_clip_fraction_and_ratios() -> None:
     ratio = metrics.ratios(np.log([1.3, 1.3, 0.7, 0.7, 1.0]), np.zeros(5))
     np.testing.assert_allclose(ratio, [1.3, 1.3, 0.7, 0.7, 1.0])
