@@ -24,12 +24,14 @@ def run(arguments: list[str]) -> int:
             return clean()
         case ["report", directory]:
             return report(Path(directory))
+        case ["report", *directories] if directories:
+            return compared([Path(directory) for directory in directories])
         case ["tasks", *rest]:
             return task_commands.run(rest)
         case ["serve", *rest]:
             return serve.run(rest)
         case ["report", *_]:
-            raise ConfigError("needs one run directory", "termrsi report", "termrsi report RUN_DIR")
+            raise ConfigError("needs a run directory, or several", "termrsi report", "termrsi report RUN_DIR ...")
     raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")
 
 
@@ -82,6 +84,14 @@ def report(run_dir: Path) -> int:
     if not entries:
         raise ConfigError("no finished stage there", str(run_dir), "valid: a run directory")
     Screen().ledger(entries)
+    return 0
+
+
+def compared(run_dirs: list[Path]) -> int:
+    """Several runs as one table of their arms, in Markdown."""
+    from termrsi.report import compare
+
+    _OUT.print(compare.table([compare.read(run_dir) for run_dir in run_dirs]), markup=False, end="")
     return 0
 
 

@@ -66,6 +66,7 @@ class Pipeline:
         await setup.preflight(config, self.run_dir)
         with _locked(self.run_dir):
             names = [n for n in config.pipeline if not config.only or n == config.only]
+            self._adopt(names)
             todo = [n for n in names if not self._finished(n)]
             self._check_inputs(todo)
             if not todo:
@@ -112,6 +113,25 @@ class Pipeline:
                 str(path),
                 "restore the tasks, or take another run_dir",
             )
+
+    def _adopt(self, names: list[str]) -> None:
+        """Takes what another run has finished on the same settings: the manifests; the files that these name stay there."""
+        if not self._config.reuse:
+            return
+        other, taken = Path(self._config.reuse).absolute(), []
+        for name in names:
+            source = other / "stages" / name / "manifest.json"
+            if self._dir(name).exists() or not source.is_file():
+                continue
+            if json.loads(source.read_text())["fingerprint"] == self._fingerprint(name):
+                self._dir(name).mkdir(parents=True)
+                draft = self._dir(name) / "manifest.part"
+                draft.write_bytes(source.read_bytes())
+                draft.rename(self._dir(name) / "manifest.json")
+                taken.append(name)
+        if taken and not (self.run_dir / "pool.json").exists() and (other / "pool.json").is_file():
+            (self.run_dir / "pool.json").write_bytes((other / "pool.json").read_bytes())  # what they were calibrated on
+        self._screen.say(f"taken from {other}: {', '.join(taken) or 'nothing, no stage there has the same settings'}")
 
     # Which stages are finished, and on what they stand
 

@@ -130,6 +130,19 @@ def paired_bootstrap_interval(
     return _percentiles(_rates(after) - _rates(before), confidence, resamples, seed)
 
 
+def sign_test(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
+    """Two-sided exact p-value that tasks rise and fall alike; paired tasks in the same order, those of equal rates left out.
+
+    1 if none differs. Raises ValueError if the numbers of tasks differ.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} tasks before, {len(after)} after: they must be the same")
+    changes = _rates(after) - _rates(before) if before else np.zeros(0)
+    rises, falls = int((changes > 0).sum()), int((changes < 0).sum())
+    n, extreme = rises + falls, min(rises, falls)
+    return min(1.0, 2.0 * sum(math.comb(n, i) for i in range(extreme + 1)) / 2**n)
+
+
 def _rates(passes: Sequence[Sequence[float]]) -> np.ndarray:
     if not passes or not all(len(task) for task in passes):
         raise ValueError("every evaluation needs a task, and every task an attempt")

@@ -176,6 +176,8 @@ def _check_sizes(config: Config) -> None:
     model = config.model.path
     if model != "embedded" and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")
+    if config.reuse and not (Path(config.reuse) / "stages").is_dir():
+        raise ConfigError(f"no run at {config.reuse!r}", "reuse", "valid: a run directory, with stages/ in it")
     if not config.tasks.path:
         raise ConfigError("tasks.path has no value", "configuration", "give it one on the command line")
     if config.tasks.path != "bundled" and not Path(config.tasks.path).is_dir():

@@ -438,6 +438,7 @@ class RetentionConfig:
     top_p: float = 0.95
     min_gain: float = 0.0  # candidates must gain more than this on the mean
     max_drop: float = 0.34  # and no suite may fall by more than this
+    significant: bool = False  # and the 95 % interval of the gain, paired by task, lies above 0
 
     def __post_init__(self) -> None:
         _at_least("retention", 1, every=self.every, k=self.k)
@@ -571,6 +572,7 @@ class Config:
     only: str = ""  # given as stage=NAME: run this stage of the pipeline alone, on what the run directory holds
     min_free_gib: float = 5.0  # less free disk than this at the start is refused
     dry: bool = False  # fakes for every port: seconds, no engine
+    reuse: str = ""  # another run's directory: what it has finished as this run would is taken from there
     trials: bool = False  # a directory in Harbor's layout for each episode: stages/<name>/trials
     trial_mb: float = 4.0  # of the verifier's files, and of the artifacts, in each of them
     model: ModelConfig = field(default_factory=ModelConfig)

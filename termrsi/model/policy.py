@@ -312,6 +312,25 @@ class _Seen:
         if "sampler_logp" in values:
             gap = metrics.logp_gap(values["logp"], values["sampler_logp"])
             report |= {"sampler_gap_mean": gap.mean, "sampler_gap_max": gap.max, "sampler_k3": gap.k3}
-            if (cap := float(str(options.get("tis_cap", 0.0)))) > 0.0:
-                report["tis_truncated"] = float((metrics.ratios(values["old"], values["sampler_logp"]) > cap).mean())
+            if float(str(options.get("tis_cap", 0.0))) > 0.0:
+                report |= _corrected(values, options)
+        if "ref_logp" in values:
+            apart = losses.kl_terms(torch.from_numpy(values["logp"]), torch.from_numpy(values["ref_logp"]), "k3")
+            report["reference_k3"] = float(apart.mean())
         return report
+
+
+def _corrected(values: Mapping[str, np.ndarray], options: Mapping[str, object]) -> dict[str, float]:
+    """The share of tokens whose weight was cut at the cap, or that say nothing because they or their sequence are too far off."""
+    low, high = (float(str(options.get(key, default))) for key, default in (("correction_low", 0.5), ("tis_cap", 0.0)))
+    old, sampler = values["old"], values["sampler_logp"]
+    kind = options.get("correction", "tis")
+    if kind == "tis":
+        return {"tis_truncated": float((metrics.ratios(old, sampler) > high).mean())}
+    if kind == "sequence":
+        of_sequence = metrics.ratios(*(metrics.sequence_means(x, values["row"]) for x in (old, sampler)))
+        _, row = np.unique(values["row"], return_inverse=True)
+        ratio = of_sequence[row]
+    else:
+        ratio = metrics.ratios(old, sampler)
+    return {"correction_dropped": float(((ratio < low) | (ratio > high)).mean())}

@@ -3,8 +3,9 @@
 `decide` is a pure function of the logged scores. Ties go to the earlier step, so a candidate must gain more than `min_gain`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from termrsi.algo import metrics
 from termrsi.config.schema import EvaluateConfig, RetentionConfig
 from termrsi.errors import StageError
 from termrsi.stages.base import Context
@@ -17,6 +18,7 @@ class Candidate:
 
     step: int
     suites: dict[str, float]
+    passes: dict[str, list[int]] = field(default_factory=dict)  # attempts of each task: what a comparison pairs
 
     @property
     def mean(self) -> float:
@@ -34,7 +36,24 @@ def decide(incumbent: Candidate, candidate: Candidate, config: RetentionConfig) 
     worst = max(drops, key=lambda s: drops[s])
     if drops[worst] > config.max_drop:
         return False, f"mean rises by {gain:.3f}, but suite {worst} falls by {drops[worst]:.3f}"
+    low = paired(incumbent, candidate).get("gain_low")
+    if config.significant and (low is None or low <= 0.0):
+        told = "unknown" if low is None else f"down to {low:+.3f}"
+        return False, f"mean rises by {gain:.3f}, but its 95 % interval reaches {told}"
     return True, f"mean {candidate.mean:.3f} exceeds {incumbent.mean:.3f} of step {incumbent.step}"
+
+
+def paired(incumbent: Candidate, candidate: Candidate) -> dict[str, float]:
+    """Whether a gain is real: its 95 % bootstrap interval over tasks in pairs, and the p-value of a sign test over them.
+
+    Of the tasks that both have (the gain here is over tasks, where the rule's mean is over suites); empty without any.
+    """
+    both = [task for task in candidate.passes if task in incumbent.passes]
+    if not both:
+        return {}
+    before, after = [incumbent.passes[t] for t in both], [candidate.passes[t] for t in both]
+    gain = metrics.paired_bootstrap_interval(before, after)
+    return {"gain": gain.estimate, "gain_low": gain.low, "gain_high": gain.high, "sign_p": metrics.sign_test(before, after)}
 
 
 async def measure(ctx: Context, step: int, config: RetentionConfig) -> Candidate:
@@ -48,7 +67,8 @@ async def measure(ctx: Context, step: int, config: RetentionConfig) -> Candidate
         suites.setdefault(levels[task_id], []).append(sum(entry["strict"]) / len(entry["strict"]))
     if not suites:
         raise StageError("no validation task could be scored", ctx.name, "see the dropped episodes")
-    return Candidate(step, {name: sum(v) / len(v) for name, v in sorted(suites.items())})
+    means = {name: sum(v) / len(v) for name, v in sorted(suites.items())}
+    return Candidate(step, means, {task: list(entry["strict"]) for task, entry in scores.items()})
 
 
 class Keeper:
@@ -67,8 +87,11 @@ class Keeper:
     async def offer(self, candidate: Candidate) -> bool:
         """Keep the candidate's weights, actor and critic of the same step, if it replaces the incumbent."""
         kept, why = decide(self.best, candidate, self._config)
-        self.log.append({"step": candidate.step, "mean": candidate.mean, "suites": candidate.suites, "kept": kept, "why": why})
-        self._ctx.log(self._ctx.name, {"step": candidate.step, "validation": candidate.mean, "kept": float(kept)})
+        told = paired(self.best, candidate)
+        scores = {"step": candidate.step, "mean": candidate.mean, "suites": candidate.suites}
+        self.log.append({**scores, "against": self.best.step, **told, "kept": kept, "why": why})
+        logged = {f"validation_{name}": value for name, value in told.items()}
+        self._ctx.log(self._ctx.name, {"step": candidate.step, "validation": candidate.mean, "kept": float(kept)} | logged)
         if kept:
             self.best = candidate
             await self._save()

@@ -195,3 +195,23 @@ def test_a_signal_ends_the_run_with_its_code(tmp_path: Path) -> None:
     assert "stopped by SIGTERM" in text
     assert manifest.is_file()
     assert not (run / "stages" / "reterm" / "manifest.json").exists()
+
+
+def test_a_run_takes_what_another_has_finished_on_the_same_settings(tmp_path: Path) -> None:
+    base, arm = tmp_path / "base", tmp_path / "arm"
+    common = ("experiment=terminal_rsi", "scale=dry")
+    assert _run(*common, f"run_dir={base}").returncode == 0
+    done = _run(*common, f"run_dir={arm}", f"reuse={base}", "reward=offset")
+    assert done.returncode == 0, done.stderr
+    assert f"taken from {base}: base_eval, rsr_1, sft_1, warmup, rpr_1, rsr_2, sft_2" in done.stderr
+    assert "stage rpr_2 (rpr)" in done.stderr
+    assert "stage rpr_1 (rpr)" not in done.stderr
+    table = _run("report", str(base), str(arm))
+    assert table.returncode == 0
+    assert "| reward=offset | 1 |" in table.stdout
+    again = _run(*common, f"run_dir={tmp_path}/other", f"reuse={base}", "seed=1")
+    assert "taken from" in again.stderr
+    assert "nothing, no stage there has the same settings" in again.stderr
+    refused = _run(*common, f"run_dir={tmp_path}/none", f"reuse={tmp_path}/nowhere")
+    assert refused.returncode == 2
+    assert "no run at" in refused.stderr

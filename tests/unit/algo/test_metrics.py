@@ -90,3 +90,19 @@ def test_pairing_removes_the_spread_between_tasks() -> None:
     assert (same.low, same.estimate, same.high) == (0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="the same"):
         metrics.paired_bootstrap_interval(before, after[1:])
+
+
+def test_sign_test() -> None:
+    up, down, same = ([0, 0], [1, 1]), ([1, 0], [0, 0]), ([1, 0], [0, 1])
+
+    def p(*pairs: tuple[list[int], list[int]]) -> float:
+        return metrics.sign_test([before for before, _ in pairs], [after for _, after in pairs])
+
+    assert p(same, same) == p() == 1.0
+    assert p(up) == 1.0
+    assert p(*[up] * 5) == pytest.approx(2 / 2**5)
+    assert p(*[up] * 5, same) == p(*[up] * 5) == p(*[down] * 5)
+    assert p(*[up] * 4, down) == pytest.approx(2 * (1 + 5) / 2**5)
+    assert p(up, up, down, down) == 1.0
+    with pytest.raises(ValueError, match="must be the same"):
+        metrics.sign_test([[1]], [])

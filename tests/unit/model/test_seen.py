@@ -99,6 +99,20 @@ def test_truncated_weights_are_counted_where_there_is_a_cap() -> None:
     assert "tis_truncated" not in _report({"kind": "ppo"})
 
 
+def test_what_a_correction_leaves_out_is_counted() -> None:
+    """pi_old / mu of the tokens: WEIGHTS; of the sequences their geometric means."""
+    first, second = ([w for w, m in zip(weights, mask, strict=True) if m] for weights, mask in zip(WEIGHTS, MASK, strict=True))
+    tokens = [*first, *second]
+    icepop = {"kind": "ppo", "tis_cap": 2.0, "correction": "icepop", "correction_low": 0.5}
+    assert _report(icepop) | {"correction_dropped": sum(not 0.5 <= w <= 2.0 for w in tokens) / 5} == _report(icepop)
+    means = [math.prod(row) ** (1 / len(row)) for row in (first, second)]
+    for cap in (min(means) + 0.01, max(means) + 0.01):
+        dropped = sum(len(row) for row, mean in zip((first, second), means, strict=True) if mean > cap) / 5
+        found = _report({"kind": "ppo", "tis_cap": cap, "correction": "sequence", "correction_low": 0.0})
+        assert found["correction_dropped"] == pytest.approx(dropped)
+        assert "tis_truncated" not in found
+
+
 def test_the_gap_is_between_learner_and_sampler() -> None:
     """d = log(ratio x weight) on the five tokens."""
     d = [math.log(x) for x in (1.5, 4.5, 1.5, 0.5, 3.0)]
