@@ -235,6 +235,24 @@ def whiten(advantages: Sequence[np.ndarray], masks: Sequence[np.ndarray], *, std
     return whitened
 
 
+def whiten_batch(advantages: Array, action_mask: Array, *, std_floor: float = 1e-8) -> Array:
+    """`whiten` of padded rows: `[B, T]` of numpy or torch in, the same kind and float type out. No gradient flows."""
+    xp = array_namespace(advantages)
+    on = xp.astype(action_mask, xp.bool)
+    plain = advantages.detach() if hasattr(advantages, "detach") else advantages
+    dtype = plain.dtype if plain.dtype in (xp.float32, xp.float64) else xp.float64
+    wide = xp.where(on, xp.astype(plain, xp.float64), 0.0)
+    count = int(xp.count_nonzero(on))
+    whitened = xp.zeros(wide.shape, dtype=dtype, device=device(wide))
+    pooled = wide[on]
+    if count == 0 or bool(xp.max(pooled) == xp.min(pooled)):
+        return whitened
+    mean = xp.sum(pooled) / count
+    std = xp.sqrt(xp.sum((pooled - mean) ** 2) / count)
+    whitened[on] = xp.astype((pooled - mean) / (std + std_floor), dtype)
+    return whitened
+
+
 def _fill(
     xp: Any,
     rewards: Array,

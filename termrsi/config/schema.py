@@ -4,86 +4,29 @@ A run is a *pipeline*: names of stages in order. Each stage is one dataclass bel
 fields named `policy`, `critic` and `data` hold the names of the earlier stages whose results it reads.
 """
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
+from termrsi.config.choices import (
+    BY_FAMILY,
+    Calibration,
+    Chunks,
+    Correction,
+    Credit,
+    CriticInit,
+    Divergence,
+    DppoForm,
+    KlKind,
+    LimitEnds,
+    Loss,
+    Reward,
+    Schedule,
+    TokenSteps,
+    Warmup,
+)
 from termrsi.errors import ConfigError
-
-
-class Credit(enum.StrEnum):
-    tb = "tb"
-    skip = "skip"
-    token = "token"
-
-
-class TokenSteps(enum.StrEnum):
-    """What the arm `token` of credit takes for a step."""
-
-    everything = "all"
-    action = "action"
-
-
-class LimitEnds(enum.StrEnum):
-    terminal = "terminal"
-    truncate = "truncate"
-
-
-class Chunks(enum.StrEnum):
-    link = "link"
-    cut = "cut"
-
-
-class Reward(enum.StrEnum):
-    binary = "binary"
-    count = "count"  # type: ignore[assignment]  # shadows str.count, which no one calls on a reward
-    fdr = "fdr"
-    saturation = "saturation"
-    offset = "offset"
-    spr = "spr"
-
-
-Calibration = enum.StrEnum("Calibration", {"family": "family", "global": "global"})  # a word that no class body can hold
-BY_FAMILY = Calibration("family")
-
-
-class Loss(enum.StrEnum):
-    ppo = "ppo"
-    grpo = "grpo"
-    dapo = "dapo"
-    dr_grpo = "dr_grpo"
-    gspo = "gspo"
-    dppo = "dppo"
-    reterm = "reterm"
-
-
-class Correction(enum.StrEnum):
-    tis = "tis"
-    icepop = "icepop"
-    sequence = "sequence"
-
-
-class Divergence(enum.StrEnum):
-    tv = "tv"
-    kl = "kl"
-
-
-class DppoForm(enum.StrEnum):
-    ratio = "ratio"
-    capped = "capped"
-
-
-class KlKind(enum.StrEnum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-
-
-class CriticInit(enum.StrEnum):
-    inherit = "inherit"
-    reset = "reset"
 
 
 def _at_least(where: str, minimum: float, **values: float) -> None:
@@ -360,7 +303,7 @@ class CreditConfig:
     """
 
     credit: Credit = Credit.tb
-    token_steps: TokenSteps = TokenSteps.everything
+    token_steps: TokenSteps = TokenSteps.all
     gamma: float = 1.0
     lam: float = 0.95
     lam_alpha: float = 0.0
@@ -543,16 +486,6 @@ class GrpoConfig(StageConfig):
             raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")
         _clip_has_effect("grpo", self.optim, self.max_staleness)
         _corrects_once("grpo", self.loss, self.optim)
-
-
-class Schedule(enum.StrEnum):
-    alternate = "alternate"
-    continue_rpr = "continue_rpr"
-
-
-class Warmup(enum.StrEnum):
-    on = "on"
-    off = "off"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from termrsi.algo.advantage import (
     turn_boundary_gae_batch,
     turn_boundary_gae_chunks,
     whiten,
+    whiten_batch,
 )
 
 ARMS: tuple[Credit, ...] = ("tb", "skip", "token")
@@ -394,6 +395,26 @@ def test_whiten() -> None:
     np.testing.assert_allclose(whitened[1], [2 / scale, 0])
     assert not whiten([np.full(3, 0.1)], [np.ones(3)])[0].any()
     assert whiten([], []) == []
+
+
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(["float32", "float64"]), as_torch=st.booleans())
+def test_whitening_of_padded_rows_is_that_of_ragged_ones(seed: int, kind: str, as_torch: bool) -> None:
+    """Whatever stands off the mask, a NaN too."""
+    draw = np.random.default_rng(seed)
+    masks = draw.random((4, 7)) < 0.5
+    rows = np.where(masks, draw.normal(size=(4, 7)), np.nan).astype(kind)
+    wanted = np.stack(whiten(list(rows), list(masks)))
+    given = (torch.from_numpy(rows).requires_grad_(), torch.from_numpy(masks)) if as_torch else (rows, masks)
+    found = whiten_batch(*given)
+    assert isinstance(found, torch.Tensor) is as_torch
+    assert str(found.dtype).endswith(kind)
+    assert not getattr(found, "requires_grad", False)
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-6 if kind == "float32" else 1e-12)
+
+
+def test_whitening_of_nothing_or_of_equals_is_zeros() -> None:
+    for mask in (np.zeros((2, 3)), np.ones((2, 3))):
+        assert (whiten_batch(np.full((2, 3), 4.0), mask) == 0.0).all()
 
 
 def test_decisive_early_turn_does_not_fade_with_length() -> None:

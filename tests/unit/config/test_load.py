@@ -1,5 +1,6 @@
 """Every file of conf/ composes or is refused in one line; what cannot run is named before anything starts."""
 
+import enum
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from termrsi.config import load as configuration
-from termrsi.config import schema
+from termrsi.config import choices, schema
 from termrsi.config.load import load
 from termrsi.errors import ConfigError
 
@@ -80,6 +81,12 @@ def test_a_command_line_value_wins_over_the_files() -> None:
     stage = config.stages["rpr_1"]
     assert isinstance(stage, schema.RprConfig)
     assert (stage.steps, stage.credit.credit, config.seed, config.limits.max_turns) == (9, schema.Credit.skip, 4, 3)
+
+
+@pytest.mark.parametrize("choice", [choice for choice in vars(choices).values() if isinstance(choice, enum.EnumType)])
+def test_choices_are_written_as_they_are_called(choice: type[enum.StrEnum]) -> None:
+    """Configuration takes names, files and records hold values."""
+    assert [member.name for member in choice] == [member.value for member in choice]
 
 
 def test_a_stage_alone() -> None:

@@ -154,7 +154,7 @@ def test_steps_of_the_token_arm() -> None:
         )[0].advantages[1]
         for steps in TokenSteps
     }
-    assert made == {TokenSteps.everything: 0.5**4, TokenSteps.action: 0.5**3}
+    assert made == {TokenSteps.all: 0.5**4, TokenSteps.action: 0.5**3}
 
 
 def test_group_advantages_are_relative_to_their_own_group() -> None:
