@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -115,23 +116,39 @@ class Pipeline:
             )
 
     def _adopt(self, names: list[str]) -> None:
-        """Takes what another run has finished on the same settings: the manifests; the files that these name stay there."""
+        """Takes what another run has finished on the same settings: the manifests; the files that these name stay there.
+
+        From the first stage on, up to one that is not there: what stands behind it would be of another line. Raises ConfigError if
+        the two runs have other task pools.
+        """
         if not self._config.reuse:
             return
         other, taken = Path(self._config.reuse).absolute(), []
+        pool, theirs = self.run_dir / "pool.json", other / "pool.json"
+        if pool.is_file() and theirs.is_file() and pool.read_bytes() != theirs.read_bytes():
+            raise ConfigError(f"{other} began with another task pool", "reuse", "a run on the same tasks")
         for name in names:
-            source = other / "stages" / name / "manifest.json"
-            if self._dir(name).exists() or not source.is_file():
-                continue
-            if json.loads(source.read_text())["fingerprint"] == self._fingerprint(name):
-                self._dir(name).mkdir(parents=True)
-                draft = self._dir(name) / "manifest.part"
-                draft.write_bytes(source.read_bytes())
-                draft.rename(self._dir(name) / "manifest.json")
-                taken.append(name)
-        if taken and not (self.run_dir / "pool.json").exists() and (other / "pool.json").is_file():
-            (self.run_dir / "pool.json").write_bytes((other / "pool.json").read_bytes())  # what they were calibrated on
-        self._screen.say(f"taken from {other}: {', '.join(taken) or 'nothing, no stage there has the same settings'}")
+            source, place = other / "stages" / name / "manifest.json", self._dir(name)
+            if not source.is_file() or json.loads(source.read_text())["fingerprint"] != self._fingerprint(name):
+                break
+            if place.exists():
+                if (place / "manifest.json").is_file() and (place / "manifest.json").read_bytes() == source.read_bytes():
+                    continue  # taken before
+                break
+            draft = place.with_name(f"{name}.taking")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            shutil.copy(source, draft)
+            draft.rename(place)
+            taken.append(name)
+        if taken:
+            if not pool.exists() and theirs.is_file():
+                shutil.copy(theirs, pool)  # what they were calibrated on
+            configuration.record(self._config, self._overrides, self.run_dir)
+            ledger.write(self.run_dir, ledger.read(self.run_dir))
+            if (before := _revision(other)) != (now := _revision(self.run_dir)):
+                self._screen.say(f"note: {other} was run at revision {before}, this is {now}")
+        self._screen.say(f"taken from {other}: {', '.join(taken) or 'nothing more'}")
 
     # Which stages are finished, and on what they stand
 
@@ -155,7 +172,10 @@ class Pipeline:
         return True
 
     def _fingerprint(self, name: str) -> str:
-        """Of everything in the configuration that a stage's result depends on, the stages that it reads included."""
+        """Of what a stage is asked to do, the stages that it reads included: its settings, tasks, sampling, limits, model, seed.
+
+        Not of how the machine does it (`sandbox`, `cluster`, the model's arithmetic and engine), nor of the code.
+        """
         c = self._config
         read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
         what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
@@ -272,6 +292,11 @@ class Pipeline:
         draft.rename(path)
         ledger.write(self.run_dir, ledger.read(self.run_dir))
         self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
+
+
+def _revision(run_dir: Path) -> str:
+    path = run_dir / "versions.json"
+    return json.loads(path.read_text())["revision"] if path.is_file() else "unknown"
 
 
 async def _sync(parts: Parts) -> None:

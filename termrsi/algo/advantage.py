@@ -172,14 +172,14 @@ def turn_boundary_gae_chunks(
     return outputs[::-1]
 
 
-def adaptive_lambda(turns: int, alpha: float) -> float:
-    """1 - 1 / (alpha x turns), not below 0: the longer a trajectory, the less its trace decays.
+def adaptive_lambda(steps: int, alpha: float) -> float:
+    """1 - 1 / (alpha x steps), not below 0: the longer a trajectory, the less its trace decays (VAPO, arXiv:2504.05118).
 
-    VAPO (arXiv:2504.05118) counts tokens; turns are what decays here (ours). Without a turn: 0. Raises ValueError unless alpha > 0.
+    VAPO's steps are tokens; those of turn-boundary credit are turns (ours). Without a step: 0. Raises ValueError unless alpha > 0.
     """
     if not alpha > 0.0:
         raise ValueError(f"alpha {alpha!r} must be above 0")
-    return max(0.0, 1.0 - 1.0 / (alpha * turns)) if turns else 0.0
+    return max(0.0, 1.0 - 1.0 / (alpha * steps)) if steps else 0.0
 
 
 def group_relative(rewards: np.ndarray, *, std_floor: float = 1e-6, normalise: bool = True) -> np.ndarray:

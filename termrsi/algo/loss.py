@@ -60,7 +60,8 @@ def policy_loss(
     `dapo`     the same (arXiv:2503.14476, eq. 8)                       action tokens
     `dppo`     M r A, r not clipped; see `dppo_mask`, `dppo_form`       action tokens, masked ones included
     `grpo`     mean of the ppo term over a rollout's tokens             rollouts (arXiv:2402.03300, eq. 3)
-    `reterm`   the same, groups pooled (arXiv:2610.18484, eq. 6)        rollouts of original and recovery groups
+    `reterm`   the same, groups pooled (arXiv:2610.18484, eq. 6)        rollouts of original and recovery groups: their mean
+                                                                        over groups, unless the machine lost some (ours)
     `dr_grpo`  sum of the ppo term over a rollout's tokens              rollouts x `max_tokens` (arXiv:2503.20783)
     `gspo`     the ppo term on exp(mean log rho), A the row's mean      rollouts (arXiv:2507.18071, eq. 5)
     ========== ======================================================== ================================================

@@ -2,16 +2,19 @@
 
 credit=token|skip|tb           of every stage that has credit
 reward=fdr|saturation|...      of the last RPR phase, which is where FDR gives way to SPR
-calibration=global|family      of every stage with a reward that is calibrated
+calibration=global|family      of every warm-up and RPR phase; a count has one constant, and binary none
 critic_init=reset              the later RPR phases begin with a new critic, instead of the one that the phase before retained
 warmup=off                     no warm-up stage; the phase that read its critic begins with a new one
 schedule=continue_rpr          no rewriting between the phases: each goes on with the policy of the one before
+
+The paper's third schedule, rollback, is what retention does in each phase: a candidate that is refused is rolled back.
 """
 
 from collections.abc import Callable
 from itertools import pairwise
 
-from termrsi.config.schema import Config, CriticInit, RprConfig, Schedule, StageConfig, Warmup, WarmupCriticConfig
+from termrsi.config.choices import CriticInit, Reward, Schedule, Warmup
+from termrsi.config.schema import Config, RprConfig, StageConfig, WarmupCriticConfig
 from termrsi.errors import ConfigError
 
 
@@ -51,12 +54,13 @@ def _reward(config: Config) -> int:
     if phases and config.reward is not None:
         stage = phases[-1][1]
         stage.reward.kind = config.reward
-        stage.reward.__post_init__()  # what one kind allows, another may not
+        stage.reward.cap = stage.reward.cap or config.reward is not Reward.count
     return len(phases)
 
 
 def _calibration(config: Config) -> int:
     found = [stage for _, stage in _stages(config) if isinstance(stage, RprConfig | WarmupCriticConfig)]
+    found = [stage for stage in found if stage.reward.kind not in (Reward.count, Reward.binary)]
     for stage in found:
         stage.reward.calibration = config.calibration or stage.reward.calibration
     return len(found)

@@ -29,6 +29,7 @@ class Chunks(enum.StrEnum):
 class Reward(enum.StrEnum):
     binary = "binary"
     count = "count"  # type: ignore[assignment]  # shadows str.count, which no one calls on a reward
+    official = "official"  # what the task's verifier gives, in [0, 1]
     fdr = "fdr"
     saturation = "saturation"
     offset = "offset"

@@ -137,6 +137,9 @@ def check(config: Config) -> None:
 
 def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     stage = config.stages[name]
+    reward = getattr(stage, "reward", None)
+    if isinstance(reward, schema.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
+        raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
     for key, needed in schema.READS.items():
         source = getattr(stage, key, None)
         none = (key == "policy" and source == "base") or (key == "baseline" and not source)

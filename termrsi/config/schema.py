@@ -280,23 +280,38 @@ class PolicyOptimConfig:
         _above_zero("optim", lr=self.lr, temperature=self.temperature)
 
 
-def _corrects_once(where: str, loss: Loss, optim: PolicyOptimConfig) -> None:
-    if loss is Loss.dppo and optim.tis_cap > 0.0:
+def _has_effect(where: str, loss: Loss, optim: PolicyOptimConfig) -> None:
+    """Raises ConfigError for settings that would do nothing, and for a correction of what is a ratio to the sampler already."""
+    own, dppo = PolicyOptimConfig(), loss is Loss.dppo
+
+    def changed(*names: str) -> str:
+        return next((name for name in names if getattr(optim, name) != getattr(own, name)), "")
+
+    if dppo and optim.tis_cap > 0.0:
         raise ConfigError("dppo's ratio is to the sampler: TIS on top corrects twice", f"{where}.optim", "set tis_cap=0")
-
-
-def _clip_has_effect(where: str, optim: PolicyOptimConfig, max_staleness: int) -> None:
-    own = PolicyOptimConfig()
-    changed = (optim.clip_low, optim.clip_high) != (own.clip_low, own.clip_high)
-    if optim.minibatches == 1 and max_staleness == 0 and changed:
+    off = optim.tis_cap == 0.0
+    if off and not dppo and (name := changed("correction", "correction_low")):
+        raise ConfigError(f"{name} without a correction", f"{where}.optim", "set tis_cap above 0")
+    if not off and optim.correction is not Correction.tis and optim.correction_low >= optim.tis_cap:
         raise ConfigError(
-            "a clip has no effect on one on-policy update per batch", f"{where}.optim", "set minibatches to 2 or more"
+            f"no weight is in [{optim.correction_low}, {optim.tis_cap}]", f"{where}.optim", "correction_low < tis_cap"
         )
+    if not dppo and (name := changed("delta", "divergence", "dppo_form")):
+        raise ConfigError(f"{name} is of the loss dppo", f"{where}.optim", f"take it away: the loss is {loss.value}")
+    if optim.kl == 0.0 and (name := changed("kl_kind")):
+        raise ConfigError(f"{name} without a divergence", f"{where}.optim", "set kl above 0")
+    if name := changed("clip_low", "clip_high"):
+        if dppo:
+            raise ConfigError(f"{name} has no effect in dppo", f"{where}.optim", "it masks at delta")
+        if optim.minibatches == 1:
+            raise ConfigError(
+                f"{name}: a clip has no effect on one update per batch", f"{where}.optim", "set minibatches to 2 or more"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
 class CreditConfig:
-    """`lam_alpha`, `lam_critic_alpha`: above 0, lambda is 1 - 1 / (alpha x turns) of each trajectory instead.
+    """`lam_alpha`, `lam_critic_alpha`: above 0, lambda is 1 - 1 / (alpha x steps) of each trajectory; steps of `tb` are turns.
 
     `limit_ends`: an episode that met a limit is over, with the verifier's reward (`terminal`); or it goes on beyond what was seen,
     and the critic's value stands in (`truncate`). `chunks`: a trajectory whose history was rewritten is one (`link`) or several.
@@ -334,8 +349,6 @@ class RewardConfig:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name}={getattr(self, name)}", "reward", "valid: 0 to 1")
         _at_least("reward", 0.0, tau=self.tau)
-        if not self.cap and self.kind is not Reward.count:
-            raise ConfigError(f"cap=false with kind={self.kind.value}", "reward", "only a count may exceed 1")
         if self.kind is Reward.spr and self.beta + self.delta > 1.0:
             raise ConfigError(f"beta + delta = {self.beta + self.delta}", "reward", "at most 1, so that a reward is at most 1")
         if self.kind is Reward.spr and not self.beta < self.delta:
@@ -415,8 +428,7 @@ class RprConfig(StageConfig):
         _above_zero("rpr", critic_lr=self.critic_lr)
         if self.only_contrast and self.samples_per_task < 2:
             raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
-        _clip_has_effect("rpr", self.optim, self.max_staleness)
-        _corrects_once("rpr", self.loss, self.optim)
+        _has_effect("rpr", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -456,13 +468,16 @@ class RetermConfig(StageConfig):
         sizes = {name: getattr(self, name) for name in ("steps", "capacity", "group_size", "original_groups")}
         _at_least("reterm", 1, **sizes)
         _at_least("reterm", 0, max_staleness=self.max_staleness, recovery_groups=self.recovery_groups)
-        _clip_has_effect("reterm", self.optim, self.max_staleness)
-        _corrects_once("reterm", self.loss, self.optim)
+        _has_effect("reterm", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
 class GrpoConfig(StageConfig):
-    """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`."""
+    """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`.
+
+    Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, and it replaces groups without contrast (its penalty on long
+    replies is not there).
+    """
 
     kind: str = "grpo"
     steps: int = 6
@@ -484,8 +499,9 @@ class GrpoConfig(StageConfig):
         _at_least("grpo", 0, max_staleness=self.max_staleness, repetition_penalty=self.repetition_penalty)
         if not 0.0 <= self.repetition_threshold <= 1.0:
             raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")
-        _clip_has_effect("grpo", self.optim, self.max_staleness)
-        _corrects_once("grpo", self.loss, self.optim)
+        if self.loss is Loss.dr_grpo and self.normalise:
+            raise ConfigError("dr_grpo has no division by the standard deviation", "grpo.normalise", "set normalise=false")
+        _has_effect("grpo", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -507,7 +523,7 @@ class Config:
     dry: bool = False  # fakes for every port: seconds, no engine
     reuse: str = ""  # another run's directory: what it has finished as this run would is taken from there
     trials: bool = False  # a directory in Harbor's layout for each episode: stages/<name>/trials
-    trial_mb: float = 4.0  # of the verifier's files, and of the artifacts, in each of them
+    trial_mb: float = 4.0  # of the verifier's files, and of the artifacts, of each verification
     model: ModelConfig = field(default_factory=ModelConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)

@@ -11,8 +11,10 @@ A dropped episode has an exception and no reward: it is no 0.
 """
 
 import asyncio
+import errno
 import functools
 import hashlib
+import json
 import os
 import re
 import uuid
@@ -83,11 +85,11 @@ def _recorded(place: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRol
     for name in ("agent", "verifier", "artifacts"):
         (place / name).mkdir(parents=True, exist_ok=True)
     kept = (result.verdict.kept if isinstance(result, ScoredRollout) else None) or KeptFiles()
-    _lay(place / "artifacts", kept.artifacts)
+    lost = [f"artifacts/{name}" for name in _lay(place / "artifacts", kept.artifacts)]
     atif.dump(place / "artifacts" / "manifest.json", [{**asdict(entry), "service": None} for entry in kept.manifest])
     if isinstance(result, ScoredRollout):
         atif.dump(place / "agent" / "trajectory.json", atif.trajectory(spec, result.rollout, model=model))
-        _verifier(place / "verifier", result.verdict)
+        _verifier(place / "verifier", result.verdict, lost)
 
 
 def _steps(spec: EpisodeSpec, result: ScoredRollout) -> Iterator[tuple[EpisodeSpec, ScoredRollout]]:
@@ -232,32 +234,44 @@ def without_files(result: ScoredRollout | DroppedRollout) -> ScoredRollout | Dro
     return replace(result, verdict=replace(result.verdict, kept=None, parts=parts))
 
 
-def _lay(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+def _lay(folder: Path, files: Iterable[tuple[str, bytes]]) -> list[str]:
+    """Writes what can be written; the names of what cannot (too long here, a file where another has a directory)."""
+    lost = []
     for name, data in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            lost.append(name)
+    return lost
 
 
-def _verifier(folder: Path, verdict: Verdict) -> None:
-    """What the verifier left, if it was kept; of what no file tells, the verdict's own words."""
+def _verifier(folder: Path, verdict: Verdict, lost: list[str]) -> None:
+    """What the verifier left, if it was kept; else the verdict's own words. `lost`: artifacts that could not be written."""
     kept = verdict.kept or KeptFiles()
-    _lay(folder, kept.logs)
-    if kept.left_out:
-        (folder / "left-out.txt").write_bytes(os.fsencode("".join(f"{path}\n" for path in kept.left_out)))
-    names = {name for name, _ in kept.logs}
-    if not names & {"reward.txt", "reward.json"}:
-        (folder / "reward.txt").write_text(f"{verdict.reward:g}\n")
-    if "test-stdout.txt" not in names:
-        (folder / "test-stdout.txt").write_text(verdict.log)
-    if "ctrf.json" in names:
-        return
+    lost = [*kept.left_out, *lost, *(f"verifier/{name}" for name in _lay(folder, kept.logs))]
+    taken = {name.partition("/")[0] for name, _ in kept.logs}
+    own = {"test-stdout.txt": verdict.log.encode()}
+    if "reward.json" not in taken:
+        own["reward.txt"] = f"{verdict.reward:g}\n".encode()
+    if report := _ctrf(verdict):
+        own["ctrf.json"] = json.dumps(report, indent=2).encode()
+    if lost:
+        own["left-out.txt"] = os.fsencode("".join(f"{path}\n" for path in lost))
+    _lay(folder, ((name, data) for name, data in own.items() if name not in taken))
+
+
+def _ctrf(verdict: Verdict) -> Json:
     outcomes = (("passed", verdict.passed), ("failed", verdict.failed), ("skipped", verdict.skipped))
     tests = [{"name": name, "status": status, "duration": 0} for status, names in outcomes for name in names]
-    if tests:
-        counts = {status: len(names) for status, names in outcomes}
-        summary = {"tests": len(tests), **counts, "pending": 0, "other": 0, "start": 0, "stop": 0}
-        tool = {"name": f"termrsi ({verdict.source})", "version": __version__}
-        atif.dump(folder / "ctrf.json", {"results": {"tool": tool, "summary": summary, "tests": tests}})
+    if not tests:
+        return {}
+    counts = {status: len(names) for status, names in outcomes}
+    summary = {"tests": len(tests), **counts, "pending": 0, "other": 0, "start": 0, "stop": 0}
+    tool = {"name": f"termrsi ({verdict.source})", "version": __version__}
+    return {"results": {"tool": tool, "summary": summary, "tests": tests}}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,6 +12,8 @@ from termrsi.records import CollectedArtifact, KeptFiles
 from termrsi.reward.apart import Fetched
 
 MANIFEST = "manifest.json"
+MOST_FILES = 1000  # of each kind: names take room too
+MOST_NAMES = 100  # of those left out
 
 
 def artifacts(found: Sequence[Fetched], room: int) -> KeptFiles:
@@ -34,9 +36,10 @@ def with_logs(kept: KeptFiles, logs: Path, room: int) -> KeptFiles:
 
 def _destination(one: Fetched) -> PurePosixPath:
     """Below artifacts/; never out of it, and never in the place of the manifest."""
-    given = PurePosixPath(one.artifact.destination or one.artifact.source)
-    place = PurePosixPath(*(part for part in given.parts if part not in ("/", "..")))
-    return PurePosixPath("_", place) if place.parts[:1] == (MANIFEST,) else place
+    for given in (one.artifact.destination, one.artifact.source, one.place.name):
+        if parts := [part for part in PurePosixPath(given).parts if part not in ("/", "..")]:
+            return PurePosixPath(*(["_"] if parts[0] == MANIFEST else []), *parts)
+    return PurePosixPath("root")
 
 
 def _entry(one: Fetched, place: PurePosixPath, taken: Sequence[tuple[str, bytes]], left_out: Sequence[str]) -> CollectedArtifact:
@@ -71,9 +74,11 @@ def _within(files: Iterable[tuple[PurePosixPath, Path]], room: int) -> tuple[tup
     taken: dict[str, bytes] = {}
     left_out: list[str] = []
     for size, path, file in sorted((file.stat().st_size, str(path), file) for path, file in files):
-        if size > room:
+        if size > room or len(taken) == MOST_FILES:
             left_out.append(path)
             continue
         taken[path] = file.read_bytes()
         room -= size
-    return tuple(sorted(taken.items())), sorted(left_out)
+    left_out.sort()
+    more = [f"{len(left_out) - MOST_NAMES} more"] if len(left_out) > MOST_NAMES else []
+    return tuple(sorted(taken.items())), [*left_out[:MOST_NAMES], *more]

@@ -98,8 +98,9 @@ class Context:
         return Limits(**asdict(self.config.limits))
 
     def max_action_tokens(self) -> int:
-        """The most tokens that the policy can sample in one episode."""
-        return self.config.limits.max_turns * self.config.sampling.max_tokens
+        """The most tokens that the policy can sample in one rollout: of an episode, or one for each step of a task."""
+        steps = max((len(task.steps) for task in self.tasks.train), default=0)
+        return self.config.limits.max_turns * self.config.sampling.max_tokens * max(1, steps)
 
     def scale(self, reward: RewardConfig) -> FamilyScale | None:
         """The calibration of this run's train pool; fitted on the same tasks in every stage, so the same in every stage.
@@ -174,6 +175,8 @@ class Rewarder:
 
     def reward(self, scored: ScoredRollout) -> float:
         c = self._config
+        if c.kind is Reward.official:
+            return scored.verdict.reward
         return shape(self.progress(scored), scored.verdict.strict, kind=c.kind.value, beta=c.beta, delta=c.delta, tau=c.tau)
 
 

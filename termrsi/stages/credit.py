@@ -94,8 +94,8 @@ def with_values(batch: Batch, values: Values, c: CreditConfig) -> list[Sample]:
     return [replace(s, advantages=tuple(float(x) for x in a)) for s, a in zip(made, final, strict=True)]
 
 
-def with_contrast(samples: Sequence[Sample], rewards: Mapping[str, float]) -> list[Sample]:
-    """The samples of groups in which rewards differ, advantages whitened anew over them.
+def with_contrast(samples: Sequence[Sample], rewards: Mapping[str, float], c: CreditConfig) -> list[Sample]:
+    """The samples of groups in which rewards differ; where advantages are whitened, anew over these alone.
 
     Of a task that always or never works a perfect critic would leave no advantage; what a poor one leaves is its own error.
     Tmax's active sampling (arXiv 2606.23321) does this for groups without a critic; for one with a critic it is ours.
@@ -104,8 +104,8 @@ def with_contrast(samples: Sequence[Sample], rewards: Mapping[str, float]) -> li
     for sample in samples:
         seen.setdefault(sample.group_id, set()).add(rewards[sample.rollout_id])
     told = [s for s in samples if len(seen[s.group_id]) > 1]
-    if not told:
-        return []
+    if not told or not c.whiten:
+        return told
     raw = [np.asarray(s.advantages) for s in told]
     return [
         replace(s, advantages=tuple(float(x) for x in a))
@@ -195,10 +195,9 @@ def _credit(
     chunks: Sequence[ChunkInput], c: CreditConfig, behind: float | None, *, actor: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     alpha, lam = (c.lam_alpha, c.lam) if actor else (c.lam_critic_alpha, c.lam_critic)
-    if alpha > 0.0:
-        turns = {int(turn) for chunk in chunks for turn in np.asarray(chunk.turn_ids)[np.asarray(chunk.action_mask, bool)]}
-        lam = advantage.adaptive_lambda(len(turns), alpha)
     arm = "skip" if c.credit is Credit.token and c.token_steps is TokenSteps.action else c.credit.value
+    if alpha > 0.0:
+        lam = advantage.adaptive_lambda(_steps(chunks, arm), alpha)
     return advantage.turn_boundary_gae_chunks(
         chunks,
         gamma=c.gamma,
@@ -208,6 +207,14 @@ def _credit(
         truncated=behind is not None,
         bootstrap_value=behind or 0.0,
     )
+
+
+def _steps(chunks: Sequence[ChunkInput], arm: str) -> int:
+    """How many steps of an arm a trajectory has: turns, action tokens, or all positions from the first action to the last."""
+    on = [np.flatnonzero(chunk.action_mask) for chunk in chunks]
+    if arm == "tb":
+        return len({int(turn) for chunk, at in zip(chunks, on, strict=True) for turn in np.asarray(chunk.turn_ids)[at]})
+    return sum(len(at) if arm == "skip" else int(at[-1] - at[0]) + 1 for at in on if len(at))
 
 
 def _one_more(sample: Sample) -> Sample:

@@ -50,7 +50,7 @@ class _Loop:
         self._rewarder = Rewarder(ctx, config.reward)
         self._draw = GroupDraw(ctx, config.groups, config.group_size, config.optim.temperature)
         self.rewards: list[float] = []
-        self.refused = 0
+        self.refused, self._told = 0, 0  # groups without contrast: all, and those of earlier steps
 
     def sampler(self) -> Sampler:
         config = self._config
@@ -78,6 +78,8 @@ class _Loop:
         if penalties:
             report["repeated_turns"] = float(sum(1 for turns in penalties.values() for turn in turns if turn < 0.0))
         report |= monitors.batch(ctx, scored, samples, self._rewarder.reward, asked=len(groups) * config.group_size)
+        if config.only_contrast:  # what is logged here is of the groups that are left
+            report["refused_groups"], self._told = float(self.refused - self._told), self.refused
         ctx.log(ctx.name, report)
 
     def _teaches(self, scored: Sequence[ScoredRollout]) -> bool:

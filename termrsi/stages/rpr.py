@@ -87,7 +87,7 @@ class _Phase:
         ev, ev_first = credit.explained(batch, values, config.credit)
         critic = await self._critic.update(samples, config.critic_lr, config.value_clip)
         ctx.costs.learn_s += critic.seconds
-        told = credit.with_contrast(samples, batch.rewards) if config.only_contrast else samples
+        told = credit.with_contrast(samples, batch.rewards, config.credit) if config.only_contrast else samples
         actor = await learn(ctx, told, config.loss, config.optim, step)
         await ctx.sync()
         self.rewards.append(sum(batch.rewards.values()) / len(batch.rewards))

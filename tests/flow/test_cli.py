@@ -211,7 +211,27 @@ def test_a_run_takes_what_another_has_finished_on_the_same_settings(tmp_path: Pa
     assert "| reward=offset | 1 |" in table.stdout
     again = _run(*common, f"run_dir={tmp_path}/other", f"reuse={base}", "seed=1")
     assert "taken from" in again.stderr
-    assert "nothing, no stage there has the same settings" in again.stderr
+    assert "nothing more" in again.stderr
+    same = _run(*common, f"run_dir={tmp_path}/same", f"reuse={base}")
+    assert "every stage is finished" in same.stderr
+    assert (tmp_path / "same" / "ledger.md").read_text() == (base / "ledger.md").read_text()
+    assert _run("report", str(base), str(tmp_path / "same")).returncode == 0
+    (tmp_path / "arm" / "pool.json").write_text("{}")
+    other = _run(*common, f"run_dir={arm}", f"reuse={base}", "reward=offset")
+    assert other.returncode == 2
+    assert "another task pool" in other.stderr
     refused = _run(*common, f"run_dir={tmp_path}/none", f"reuse={tmp_path}/nowhere")
     assert refused.returncode == 2
     assert "no run at" in refused.stderr
+
+
+def test_nothing_is_taken_from_another_line(tmp_path: Path) -> None:
+    """Of a run that has made its own rpr_1, what stands behind the other's is of no use."""
+    base, arm = tmp_path / "base", tmp_path / "arm"
+    common = ("experiment=terminal_rsi", "scale=dry")
+    assert _run(*common, f"run_dir={base}").returncode == 0
+    assert _run(*common, f"run_dir={arm}", "stage=base_eval").returncode == 0
+    done = _run(*common, f"run_dir={arm}", f"reuse={base}")
+    assert done.returncode == 0, done.stderr
+    assert "nothing more" in done.stderr
+    assert "stage rpr_2 (rpr)" in done.stderr

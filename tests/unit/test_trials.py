@@ -164,6 +164,16 @@ def test_kept_files_are_laid_where_harbor_has_them(task: TaskSpec, tmp_path: Pat
     assert (trial / "verifier" / "left-out.txt").read_bytes() == b"verifier/core\xff\n"
 
 
+def test_what_cannot_be_written_is_told(task: TaskSpec, tmp_path: Path) -> None:
+    """Names that the tests' programs chose: a directory where a report is due, one too long for this file system."""
+    logs = (("ctrf.json/x", b"1"), ("left", b""), ("left/x", b"2"), ("n" * 300, b"3"))
+    verdict = Verdict(False, 0.5, ("a",), log="end", kept=KeptFiles(logs, ((".", b"4"),)))
+    trial, _ = trials.write(tmp_path / "trials", spec(task), scored(verdict=verdict))
+    found = {path.relative_to(trial / "verifier").as_posix() for path in (trial / "verifier").rglob("*") if path.is_file()}
+    assert found == {"ctrf.json/x", "left", "left-out.txt", "reward.txt", "test-stdout.txt"}
+    assert (trial / "verifier" / "left-out.txt").read_text().split() == ["artifacts/.", "verifier/left/x", f"verifier/{'n' * 300}"]
+
+
 def test_each_step_has_a_directory_and_a_result(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     trial, result = trials.write(tmp_path / "trials", *two_steps(str(tmp_path / "task")), model="m")

@@ -11,6 +11,7 @@ from termrsi.errors import ConfigError
 
 BASE = ("experiment=terminal_rsi", "scale=laptop")
 WHOLE = ["base_eval", "rsr_1", "sft_1", "warmup", "rpr_1", "rsr_2", "sft_2", "rpr_2", "final_eval"]
+ICEPOP = "stages.grpo.optim.correction=icepop"
 OWN = ("credit", "reward", "calibration", "critic_init", "warmup", "schedule")  # the words themselves
 
 
@@ -33,6 +34,15 @@ def test_credit_is_of_every_stage_that_has_it() -> None:
 @pytest.mark.parametrize("kind", ["fdr", "saturation", "offset"])
 def test_reward_is_of_the_second_phase(kind: str) -> None:
     assert changed(f"reward={kind}") == {"stages.rpr_2.reward.kind": kind}
+
+
+def test_another_reward_than_a_count_has_a_cap() -> None:
+    stage = load(("experiment=t1", "scale=laptop", "reward=fdr")).stages["t1"]
+    assert isinstance(stage, schema.RprConfig)
+    assert (stage.reward.kind, stage.reward.cap) == (schema.Reward.fdr, True)
+    counted = load((*BASE, "reward=count", "stages.rpr_2.reward.cap=false")).stages["rpr_2"]
+    assert isinstance(counted, schema.RprConfig)
+    assert (counted.reward.kind, counted.reward.cap) == (schema.Reward.count, False)
 
 
 def test_calibration_is_of_every_reward() -> None:
@@ -79,7 +89,21 @@ def test_the_experiments_own_arms_change_nothing(override: str) -> None:
         (("experiment=t1", "schedule=continue_rpr"), "schedule=continue_rpr"),
         (("experiment=tmax", "warmup=off"), "warmup=off"),
         (("experiment=terminal_rsi", "calibration=globl"), "expected one of [family, global]"),
-        (("experiment=terminal_rsi", "reward=offset", "stages.rpr_2.reward.cap=false"), "only a count may exceed 1"),
+        (("experiment=terminal_rsi", "stages.rpr_2.reward.cap=false"), "only a count may exceed 1"),
+        (("experiment=t1", "calibration=family"), "calibration=family: no stage"),
+        (("experiment=river", "stages.grpo.loss=dr_grpo"), "no division by the standard deviation"),
+        (("experiment=river", "stages.grpo.optim.delta=0.2"), "delta is of the loss dppo"),
+        (
+            ("experiment=river", "stages.grpo.optim.correction=icepop", "stages.grpo.optim.tis_cap=0"),
+            "correction without a correction",
+        ),
+        (
+            ("experiment=river", "stages.grpo.optim.correction=icepop", "stages.grpo.optim.tis_cap=0.4"),
+            "no weight is in [0.5, 0.4]",
+        ),
+        (("experiment=river", "stages.grpo.optim.kl_kind=k1"), "kl_kind without a divergence"),
+        (("experiment=river", "stages.grpo.optim.minibatches=1", "stages.grpo.optim.clip_high=0.3"), "no effect on one update"),
+        (("experiment=tmax", "stages.dppo.optim.clip_high=0.3"), "no effect in dppo"),
         (("experiment=terminal_rsi", "stages.rpr_1.loss=dppo"), "TIS on top corrects twice"),
         (("experiment=tmax", "stages.dppo.optim.tis_cap=2"), "TIS on top corrects twice"),
     ],
@@ -106,6 +130,8 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "stages.final_eval.k": 3,
         "stages.final_eval.temperature": 0.6,
         "stages.final_eval.top_p": 0.95,
+        "sampling.max_tokens": 8192,
+        "limits.max_context_tokens": 96000 + 8192,
     },
     "t1": {
         "stages.t1.samples_per_task": 1,
@@ -126,6 +152,9 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "stages.reterm.reward.kind": "binary",
         "stages.reterm.optim.kl": 0.0,
         "stages.sft.lr": 5e-6,
+        "stages.final_eval.k": 1,
+        "stages.final_eval.temperature": 1.0,
+        "stages.final_eval.top_p": 1.0,
         "stages.sft.batch": 16,
         "limits.max_turns": 32,
         "limits.max_context_tokens": 65536,
@@ -145,6 +174,8 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "stages.dppo.optim.divergence": "tv",
         "stages.dppo.optim.temperature": 1.0,
         "stages.dppo.retention.every": 100,
+        "stages.dppo.reward.kind": "official",
+        "stages.final_eval.k": 5,
         "limits.max_turns": 64,
         "limits.max_context_tokens": 2048 + 65536,
         "sampling.max_tokens": 16384,

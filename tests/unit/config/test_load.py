@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from termrsi.config import load as configuration
 from termrsi.config import choices, schema
+from termrsi.config import load as configuration
 from termrsi.config.load import load
 from termrsi.errors import ConfigError
 

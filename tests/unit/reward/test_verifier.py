@@ -353,6 +353,8 @@ async def test_files_are_kept_for_whoever_asks(box: FolderSandbox, make: Make) -
         ("'/app/a'", "artifacts/app/a"),
         ("{source = '/app/a', destination = '../../a'}", "artifacts/a"),
         ("{source = '/app/a', destination = 'manifest.json'}", "artifacts/_/manifest.json"),
+        ("{source = '/app/a', destination = '.'}", "artifacts/app/a"),
+        ("{source = '/app/a', destination = '/..'}", "artifacts/app/a"),
     ],
 )
 async def test_an_artifact_stays_in_its_directory(box: FolderSandbox, make: Make, entry: str, place: str) -> None:
@@ -361,3 +363,13 @@ async def test_an_artifact_stays_in_its_directory(box: FolderSandbox, make: Make
     kept = (await TaskVerifier(keep_bytes=10).verify(box, task)).kept
     assert kept is not None
     assert [(one.destination, one.status) for one in kept.manifest] == [("artifacts/logs/artifacts", "failed"), (place, "empty")]
+
+
+async def test_files_without_number_are_bounded_too(box: FolderSandbox, make: Make) -> None:
+    (box.root / "logs" / "artifacts").mkdir(parents=True)
+    for number in range(1203):
+        (box.root / "logs" / "artifacts" / f"{number:04}").touch()
+    kept = (await TaskVerifier(keep_bytes=10).verify(box, make("echo 1 > /logs/verifier/reward.txt\n"))).kept
+    assert kept is not None
+    assert len(kept.artifacts) == 1000
+    assert (len(kept.left_out), kept.left_out[-1]) == (101, "artifacts/103 more")

@@ -137,6 +137,15 @@ def test_which_ends_are_none(ends: LimitEnds, cut: set[str]) -> None:
     assert [sample.rollout_id for sample in batch.samples[:3]] == ["done", "done", "turn_limit"]
 
 
+@pytest.mark.parametrize(("arm", "steps"), [(Credit.skip, 4), (Credit.token, 5)])
+def test_lambda_follows_the_steps_of_each_arm(arm: Credit, steps: int) -> None:
+    """Two turns of two tokens, with one of an observation between them."""
+    batch = _batch(_sample(turns=2), r=1.0)
+    by_length = credit.with_values(batch, _nothing(batch), CreditConfig(credit=arm, lam_alpha=1.0, whiten=False))
+    fixed = credit.with_values(batch, _nothing(batch), CreditConfig(credit=arm, lam=1 - 1 / steps, whiten=False))
+    assert by_length[0].advantages == fixed[0].advantages
+
+
 def test_lambda_may_follow_the_number_of_turns() -> None:
     """alpha 0.5 over 4 turns: 1 - 1 / 2."""
     batch = _batch(_sample(turns=2), _sample(turns=2, first=2), r=1.0)
