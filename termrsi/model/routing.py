@@ -110,12 +110,9 @@ class RoutingReplay:
         if experts.dim() != 3 or tuple(experts.shape[1:]) != (self.layers, self.top_k):
             found, needed = tuple(experts.shape), f"(tokens, {self.layers}, {self.top_k})"
             raise ValueError(f"routing of shape {found}, {needed} is needed")
-        # An engine that captured nothing leaves zeros or a mark that is no expert; a real selection names each expert once.
-        ordered = experts.sort(-1).values
-        missing = (ordered[..., 0] < 0) | (ordered[..., -1] >= self.num_experts) | (ordered[..., 1:] == ordered[..., :-1]).any(-1)
-        if bool(missing.any()):
-            token, layer = missing.nonzero()[0].tolist()
-            raise ValueError(f"no record of the routing of token {token} in layer {layer}: {experts[token, layer].tolist()}")
+        gap = first_missing(experts.cpu().numpy(), self.num_experts)
+        if gap is not None:
+            raise ValueError(f"no record of the routing of token {gap[0]} in layer {gap[1]}: {experts[gap].tolist()}")
 
 
 class _Again(AbstractContextManager[None]):
@@ -173,8 +170,21 @@ def _array(sample: Sample) -> np.ndarray:
     return np.frombuffer(routing.data, f"<u{routing.width}").reshape(routing.tokens, routing.layers, routing.top_k)
 
 
-def record(experts: np.ndarray) -> Routing:
-    """The record of an array `[tokens, L, E]` of expert ids: one byte for each if they fit, else two."""
-    width = 1 if experts.size == 0 or int(experts.max()) < 256 else 2
+def record(experts: np.ndarray, num_experts: int) -> Routing:
+    """The record of an array `[tokens, L, E]` of expert ids: one byte for each if all the model's experts fit, else two."""
+    width = 1 if num_experts <= 256 else 2
     _, layers, top_k = experts.shape
     return Routing(experts.astype(f"<u{width}").tobytes(), layers, top_k, width)
+
+
+def first_missing(experts: np.ndarray, num_experts: int) -> tuple[int, int] | None:
+    """Token and layer of `[tokens, L, E]` whose capture is missing; None if all are there.
+
+    An engine that captured nothing leaves zeros or a mark that is no expert; a real selection names each of its experts once.
+    """
+    ordered = np.sort(experts, -1)
+    missing = (ordered[..., 0] < 0) | (ordered[..., -1] >= num_experts) | (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+    if not missing.any():
+        return None
+    token, layer = np.argwhere(missing)[0].tolist()
+    return token, layer

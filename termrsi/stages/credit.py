@@ -24,6 +24,7 @@ def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
                 rollout_id=scored.rollout.id if len(scored.rollout.chunks) == 1 else f"{scored.rollout.id}#{number}",
                 group_id=scored.rollout.group_id,
                 sampler_logp=on_tokens,
+                routing=chunk.routing,
                 temperature=temperature,
             )
         )

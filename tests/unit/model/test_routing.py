@@ -197,7 +197,7 @@ def recorded(samples: list[Sample], seed: int = 0) -> list[Sample]:
     made = []
     for sample in samples:
         scores = rng.random((len(sample.ids) - 1, LAYERS, EXPERTS))
-        made.append(dataclasses.replace(sample, routing=record(scores.argsort(-1)[..., :TOP_K])))
+        made.append(dataclasses.replace(sample, routing=record(scores.argsort(-1)[..., :TOP_K], EXPERTS)))
     return made
 
 
@@ -288,9 +288,10 @@ def test_records_are_laid_out_by_row_and_token(make_samples: Make) -> None:
         assert (laid[b, used:] == torch.arange(TOP_K)).all()
 
 
-def test_a_record_takes_as_many_bytes_as_its_experts_need() -> None:
-    for experts, width in ((255, 1), (256, 2), (40_000, 2)):
-        array = np.array([[[experts, 3]], [[0, 1]]])
-        made = record(array)
+def test_a_record_takes_as_many_bytes_as_the_model_s_experts_need() -> None:
+    """By the model, not by what was chosen: records of one model must join."""
+    for num_experts, expert, width in ((256, 255, 1), (257, 3, 2), (50_000, 40_000, 2)):
+        array = np.array([[[expert, 2]], [[0, 1]]])
+        made = record(array, num_experts)
         assert (made.width, made.tokens, made.row_bytes) == (width, 2, 2 * width)
         assert array_of(made).tolist() == array.tolist()
