@@ -20,6 +20,7 @@ from tests.moe_models import LAYERS, TOP_K, tiny_moe
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
+KEPT: list[object] = []  # vLLM leaves its socket context open, which warns if it is collected before the interpreter ends
 LOG = logging.getLogger(__name__)
 PROMPTS = [[5 + (11 * k + 700 * i) % 4000 for k in range(70)] for i in range(4)]
 OBSERVATION = [9, 8, 7, 6, 5]
@@ -35,6 +36,7 @@ async def engine(moe: Path) -> AsyncIterator:
     from termrsi.actors.generator import Engine, EngineOptions
 
     started = Engine(str(moe), EngineOptions(max_model_len=512, max_num_seqs=8, kv_cache_gib=1, routing_replay=True))
+    KEPT.append(started)
     yield started
     started.close()
 
