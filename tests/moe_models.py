@@ -1,4 +1,4 @@
-"""Tiny random mixture-of-experts checkpoints, one for each family that the learner can replay and the engine runs."""
+"""Tiny random mixture-of-experts checkpoints, one for each family that the learner can replay."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": EXPERTS, "intermediate_size": 64},
     "mixtral": {"num_local_experts": EXPERTS, "intermediate_size": 64},
     "granitemoe": {"num_local_experts": EXPERTS, "intermediate_size": 64},
+    "qwen3_next": {
+        "num_experts": EXPERTS,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "intermediate_size": 128,
+        "head_dim": 32,
+        "layer_types": ["full_attention"] * LAYERS,  # the others have no bearing on routing
+        "norm_topk_prob": True,
+    },
+    "qwen3_5_moe_text": {
+        "num_experts": EXPERTS,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "head_dim": 32,
+        "layer_types": ["full_attention"] * LAYERS,
+    },
+    "gpt_oss": {"num_local_experts": EXPERTS, "intermediate_size": 64, "head_dim": 32, "layer_types": ["full_attention"] * LAYERS},
 }
-NORMALISED = ("qwen3_moe", "mixtral", "granitemoe")
+NORMALISED = ("qwen3_moe", "mixtral", "granitemoe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss")
 
 
 def tiny_moe(

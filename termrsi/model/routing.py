@@ -33,8 +33,11 @@ class _Places(NamedTuple):
 ROUTERS = {
     "Qwen2MoeTopKRouter": _Places(),
     "Qwen3MoeTopKRouter": _Places(),
+    "Qwen3NextTopKRouter": _Places(),
+    "Qwen3_5MoeTopKRouter": _Places(),
     "OlmoeTopKRouter": _Places(),
     "MixtralTopKRouter": _Places(),
+    "GptOssTopKRouter": _Places(),
     "GraniteMoeTopKRouter": _Places(logits=2, weights=1, experts=0),
 }
 
