@@ -31,8 +31,13 @@ class RoutingProbe(WeightProbe):
         layers = _layers_of(self.model_runner.get_model())
         return {"layers": layers, "num_experts": config.get_num_experts(), "top_k": config.get_num_experts_per_tok()}
 
-    def capture_routing(self) -> None:
-        self.routing_capture = Capture(self.model_runner)
+    def capture_routing(self) -> str:
+        """Why it cannot, or nothing: vLLM would hand an error on as a bare Exception."""
+        try:
+            self.routing_capture = Capture(self.model_runner)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def take_routing(self, key: str) -> bytes | None:
         return self.routing_capture.take(key)
@@ -58,7 +63,8 @@ class Capture:
         self._column = {layer: i for i, layer in enumerate(_layers_of(model))}
         shape = (runner.kv_cache_config.num_blocks * self._block, len(self._column), config.get_num_experts_per_tok())
         kind = _kind(config.get_num_experts())
-        self._places = np.full(shape, np.iinfo(kind).max, kind)
+        self._missing = np.iinfo(kind).max
+        self._places = np.full(shape, self._missing, kind)
         self._row_bytes = self._places[:1].nbytes
         self._rows: dict[str, bytearray] = {}
         bind_routed_experts_capturer(model, self)  # pyright: ignore[reportArgumentType]: it asks for `capture` alone
@@ -70,7 +76,10 @@ class Capture:
         if places is None:
             return
         real = places >= 0  # a step may be padded
-        self._places[places[real], self._column[layer_id]] = topk_ids[: len(places)].numpy()[real]
+        column = self._column[layer_id]
+        if column == 0:  # what stood there was another token's
+            self._places[places[real]] = self._missing
+        self._places[places[real], column] = topk_ids[: len(places)].numpy()[real]
 
     def _end_step(self) -> None:
         """What this step has computed, and what stood in the cache before it, to the requests that it belongs to."""
@@ -131,8 +140,8 @@ class RoutingSource:
             shape = (await self._ask("routing_shape"))[0]
             if not shape["layers"]:
                 raise EngineError("the model has no experts", "model.routing_replay", "false, for a dense model")
-            if self._by_extension:
-                await self._ask("capture_routing")
+            if self._by_extension and (reason := (await self._ask("capture_routing"))[0]):
+                raise EngineError(f"its routing cannot be captured: {reason}", "model.routing_replay")
             self._shape = shape
 
     async def of(self, choice: Any, key: str, tokens: int) -> Routing:  # Any: vLLM's CompletionOutput

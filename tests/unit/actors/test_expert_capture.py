@@ -20,14 +20,18 @@ class Choice:
 class Worker:
     """Answers as `RoutingProbe` does through vLLM's collective_rpc."""
 
-    def __init__(self, rows: np.ndarray | None = None, num_experts: int = 8, layers: tuple[int, ...] = (1, 3)) -> None:
-        self.rows, self.num_experts, self.layers = rows, num_experts, layers
+    def __init__(
+        self, rows: np.ndarray | None = None, num_experts: int = 8, layers: tuple[int, ...] = (1, 3), reason: str = ""
+    ) -> None:
+        self.rows, self.num_experts, self.layers, self.reason = rows, num_experts, layers, reason
         self.asked: list[tuple[str, tuple]] = []
 
     async def __call__(self, method: str, args: tuple = ()) -> list:
         self.asked.append((method, args))
         if method == "routing_shape":
             return [{"layers": list(self.layers), "num_experts": self.num_experts, "top_k": 2}]
+        if method == "capture_routing":
+            return [self.reason]
         if method == "take_routing" and self.rows is not None:
             return [self.rows.astype(np.uint8 if self.num_experts < 256 else np.uint16).tobytes()]
         return [None]
@@ -86,9 +90,13 @@ async def test_many_experts(num_experts: int, width: int) -> None:
     assert np.frombuffer(found.data, f"<u{width}").reshape(rows.shape).tolist() == rows.tolist()
 
 
-async def test_a_dense_model_is_refused() -> None:
+async def test_an_engine_that_cannot_capture_is_refused_each_time() -> None:
     with pytest.raises(EngineError, match="the model has no experts"):
         await RoutingSource(Worker(layers=()), by_extension=True).begin()
+    source = RoutingSource(Worker(reason="2 kinds of KV cache"), by_extension=True)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="cannot be captured: 2 kinds of KV cache"):
+            await source.begin()
 
 
 @pytest.mark.parametrize(("on_cpu", "key"), [(True, "enforce_eager"), (False, "enable_return_routed_experts")])
