@@ -127,6 +127,28 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a mixture-of-experts model used: of each token, in each such layer from the bottom up, `top_k` ids.
+
+    `data`: `[tokens, layers, top_k]` in row-major order, unsigned little-endian integers of `width` bytes (1 or 2).
+    """
+
+    data: bytes
+    layers: int
+    top_k: int
+    width: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.layers * self.top_k * self.width
+
+    @property
+    def tokens(self) -> int:
+        return len(self.data) // self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What the sampler returned: exact ids (end-of-turn token included), their log-probabilities, weights versions seen."""
 
@@ -136,6 +158,7 @@ class Completion:
     version_low: int = 0
     version_high: int = 0
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    routing: Routing | None = None  # of prompt and completion but its last token, which no layer has seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +195,7 @@ class Chunk:
     mask: tuple[int, ...]
     turn_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    routing: Routing | None = None  # of the tokens before the last sampled one; of what follows nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +354,7 @@ class Sample:
     ref_logp: tuple[float, ...] = ()  # of the reference, where the loss holds the policy near one
     returns: tuple[float, ...] = ()
     old_values: tuple[float, ...] = ()
+    routing: Routing | None = None  # of the first tokens, those before the last action token at least
     temperature: float = 1.0  # of the sampler: its log-probabilities, and the learner's beside them, are of this distribution
 
 

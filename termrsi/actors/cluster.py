@@ -74,6 +74,7 @@ class Cluster:
             max_num_seqs=config.model.max_num_seqs,
             kv_cache_gib=config.model.kv_cache_gib,
             threads=config.model.threads,
+            routing_replay=config.model.routing_replay,
             extra=dict(config.model.engine),
         )
         self._generator = GeneratorActor.options(num_cpus=1, num_gpus=config.cluster.gpus_generator, **heavy).remote(

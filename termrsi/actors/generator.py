@@ -17,16 +17,21 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.errors import EngineError, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
 SHARED_PREFIX = "termrsi-weights-"  # then the pid of the owner, so that what it left can be told
 _PROBE = "termrsi.actors.engine_probe.WeightProbe"
+_ROUTING_PROBE = "termrsi.actors.expert_capture.RoutingProbe"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine is started with. `extra` goes to vLLM's AsyncEngineArgs as it is."""
+    """What the engine is started with. `extra` goes to vLLM's AsyncEngineArgs as it is.
+
+    `routing_replay`: completions carry the experts that a mixture-of-experts model used (see `expert_capture`).
+    """
 
     max_model_len: int = 2048
     max_num_seqs: int = 32
@@ -34,6 +39,7 @@ class EngineOptions:
     kv_cache_gib: int = 2  # CPU only; on a GPU vLLM takes `gpu_memory_utilization`
     enforce_eager: bool = False
     threads: int = 2  # CPU only
+    routing_replay: bool = False
     extra: dict[str, object] = field(default_factory=dict)
 
 
@@ -71,6 +77,9 @@ def engine_arguments(model: str, options: EngineOptions, *, on_cpu: bool) -> dic
         # least that its kernels like: a step of 64 short rollouts took 7.0 s instead of 16.0 s, with 77 % of prompt tokens
         # cached instead of 5 % (two cores).
         arguments["block_size"] = 32
+    if options.routing_replay:
+        # A compiled model would not call the capture back on a CPU.
+        arguments |= {"enforce_eager": True} if on_cpu else {"enable_return_routed_experts": True}
     return arguments | options.extra
 
 
@@ -85,7 +94,7 @@ class Engine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         on_cpu = current_platform.is_cpu()
-        arguments = {"worker_extension_cls": _PROBE, "disable_log_stats": True}
+        arguments = {"worker_extension_cls": _ROUTING_PROBE if options.routing_replay else _PROBE, "disable_log_stats": True}
         if on_cpu:
             # Two processes would talk by polling, which takes a core from the one that computes.
             arguments["distributed_executor_backend"] = "uni"
@@ -94,6 +103,7 @@ class Engine:
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM did not start: {error}", model, "see the log of the engine process above") from error
+        self._routing = RoutingSource(self._llm.collective_rpc, by_extension=on_cpu) if options.routing_replay else None
         self.version = 0
         self._requests = 0
         self._running = 0
@@ -105,23 +115,28 @@ class Engine:
         self._busy_since = 0.0
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        """One completion. Raises EngineError if the engine is dead or refuses the prompt."""
+        """One completion. Raises EngineError if the engine is dead, refuses the prompt, or misses routing that was asked for."""
         await self._gate.wait()
         self._requests += 1
+        request_id = f"r{self._requests}"
         self._enter()
-        version = self.version
+        version, routing = self.version, None
         try:
-            output = await self._generate(list(prompt_ids), params, f"r{self._requests}")
+            if self._routing is not None:
+                await self._routing.begin()
+            output = await self._generate(list(prompt_ids), params, request_id)
+            choice = output.outputs[0]
+            if self._routing is not None:
+                routing = await self._routing.of(choice, request_id, len(prompt_ids) + len(choice.token_ids) - 1)
         finally:
             self._leave()
-        choice = output.outputs[0]
         logprobs = tuple(step[token].logprob for token, step in zip(choice.token_ids, choice.logprobs, strict=True))
         cached = output.num_cached_tokens or 0
         for key, amount in (("requests", 1), ("prompt_tokens", len(prompt_ids)), ("cached_tokens", cached)):
             self.stats[key] += amount
         self.stats["completion_tokens"] += len(choice.token_ids)
         finish = "length" if choice.finish_reason == "length" else "stop"
-        return Completion(tuple(choice.token_ids), logprobs, finish, version, self.version, cached)
+        return Completion(tuple(choice.token_ids), logprobs, finish, version, self.version, cached, routing)
 
     async def _generate(self, prompt_ids: list[int], params: SamplingParams, request_id: str) -> Any:  # Any: vLLM's RequestOutput
         from vllm import SamplingParams as EngineSampling
@@ -139,6 +154,7 @@ class Engine:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args=None if self._routing is None else {KEY: request_id},
         )
         last = None
         try:

@@ -37,7 +37,7 @@ class PolicyActor:
     def __init__(self, model: str, config: ModelConfig) -> None:
         from termrsi.model.policy import PolicyModel
 
-        self._model = PolicyModel(model, **_options(config))
+        self._model = PolicyModel(model, routing_replay=config.routing_replay, **_options(config))
         self._version = 0
 
     def ready(self) -> bool:

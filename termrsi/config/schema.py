@@ -55,6 +55,7 @@ class ModelConfig:
     micro_tokens: int = 4096  # padded tokens of one forward and backward pass
     gradient_checkpointing: bool = False
     share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
+    routing_replay: bool = False  # of mixture-of-experts models: the learner uses the experts that the sampler chose
     critic_layers: int = 0  # blocks of the policy's body that a new critic keeps; 0: all
     max_model_len: int = 2048
     max_num_seqs: int = 32
@@ -66,6 +67,8 @@ class ModelConfig:
         _one_of("model.compute", self.compute, "bf16", "fp32")
         _at_least("model", 1, max_num_seqs=self.max_num_seqs, micro_tokens=self.micro_tokens, threads=self.threads)
         _at_least("model", 0, critic_layers=self.critic_layers)
+        if self.routing_replay and self.share_prefix:
+            raise ConfigError("records of routing are laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
 
 
 @dataclass(slots=True, kw_only=True)

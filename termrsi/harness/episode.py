@@ -216,6 +216,8 @@ class Episode:
         self._tally.cached_tokens += completion.cached_tokens
         self._tally.versions += [completion.version_low, completion.version_high]
         self._transcript.sampled(completion.ids, completion.logprobs)
+        if completion.routing is not None:
+            self._transcript.routed(completion.routing)
 
     def _sampling(self) -> SamplingParams:
         """Each call of an episode draws from its own stream."""

@@ -7,10 +7,11 @@ the matching rule is ours). `ChatFormat` takes the glue between turns from the t
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from termrsi.harness.actions import THINK
-from termrsi.records import Chunk, Message
+from termrsi.records import Chunk, Message, Routing
 
 Case = Literal["strict", "normalized", "retokenized", "split"]
 MAX_EDGE_TOKENS = 4
@@ -134,7 +135,7 @@ class Transcript:
     """Append-only tokens of one trial: `.ids .mask .turn_ids .logprobs` of the current chunk, `.chunks` all of them.
 
     The mask is 1 exactly on the ids that the sampler returned; `.logprobs` has one entry per 1. `.cases` counts how each
-    next prompt matched what was recorded.
+    next prompt matched what was recorded. `.routing`: of the tokens before the last sampled one, where the sampler says it.
     """
 
     def __init__(self, tokenizer: Any) -> None:  # Any: see ChatFormat
@@ -152,6 +153,7 @@ class Transcript:
         self.mask: list[int] = []
         self.turn_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.routing: Routing | None = None
 
     def prompt(self, ids: Sequence[int]) -> None:
         """The first prompt of the trial, whole. Raises ValueError if something was recorded already."""
@@ -168,6 +170,19 @@ class Transcript:
         self.turn_ids += [self._turn] * len(ids)
         self.logprobs += logprobs
         self._turn += 1
+
+    def routed(self, routing: Routing) -> None:
+        """By which experts the sampler came to what was just recorded: of every token but the last, which none has seen yet.
+
+        What was told before stays, for it was sampled by that; the last token of the call before, and the observation after it,
+        come with this one. Raises ValueError if the lengths differ, or if it was not told of the chunk's first call.
+        """
+        if routing.tokens != len(self.ids) - 1:
+            raise ValueError(f"routing of {routing.tokens} tokens, {len(self.ids) - 1} are needed")
+        if self.routing is None and self.turn_ids[self.mask.index(1)] != self._turn - 1:
+            raise ValueError("routing of some calls of a chunk, but not of its first")
+        known = b"" if self.routing is None else self.routing.data
+        self.routing = replace(routing, data=known + routing.data[len(known) :])
 
     def next_prompt(self, ids: Sequence[int]) -> Case:
         """The whole next prompt: what is new is appended, masked; a changed history begins a new chunk."""
@@ -190,7 +205,7 @@ class Transcript:
         return [c for c in (*self._closed, self._chunk()) if any(c.mask)]
 
     def _chunk(self) -> Chunk:
-        return Chunk(tuple(self.ids), tuple(self.mask), tuple(self.turn_ids), tuple(self.logprobs))
+        return Chunk(tuple(self.ids), tuple(self.mask), tuple(self.turn_ids), tuple(self.logprobs), self.routing)
 
     def _context(self, ids: Sequence[int]) -> None:
         self.ids += ids
@@ -240,7 +255,7 @@ class Transcript:
 def restate(chunk: Chunk, prompt_ids: Sequence[int]) -> Chunk:
     """The same sampled tokens and observations under another first prompt: strips a runbook or worked examples (ours).
 
-    Raises ValueError if the chunk has no sampled token.
+    Without routing, which belongs to the prompt that the sampler saw. Raises ValueError if the chunk has no sampled token.
     """
     first = chunk.mask.index(1)
     return Chunk(

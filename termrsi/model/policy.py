@@ -7,6 +7,7 @@ import difflib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.masters import Compute, Masters
+from termrsi.model.routing import RoutingReplay, lay_out
 from termrsi.records import Sample, UpdateMetrics
 
 LOSS_KEYS = (
@@ -51,6 +53,8 @@ class PolicyModel:
 
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
+    `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
+    learns from is shown under another prompt than it was sampled with.
     The module stays in evaluation mode: dropout would make every ratio noisy. Raises CheckpointError if `directory` holds no
     model that can be used, ConfigError on an unknown `compute`.
     """
@@ -66,7 +70,10 @@ class PolicyModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
+        routing_replay: bool = False,
     ) -> None:
+        if routing_replay and share_prefix:
+            raise ConfigError("a record is laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
         if compute not in ("bf16", "fp32"):
             raise ConfigError(f"unknown compute {compute!r}", "model.policy", "bf16 or fp32")
         self._compute: Compute = compute
@@ -74,6 +81,7 @@ class PolicyModel:
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
+        self._routing_replay = routing_replay
         self.load(directory)
 
     # Reading and writing
@@ -87,8 +95,9 @@ class PolicyModel:
         odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
         if not isinstance(head, nn.Linear) or odd:
             raise CheckpointError(f"unsupported output head ({', '.join(odd) or type(head).__name__})", str(directory))
+        self._replay = RoutingReplay(module) if self._routing_replay else None
         if self._gradient_checkpointing:
-            enable_checkpointing(module)
+            enable_checkpointing(module, self._replay)
         self._source, self._module, self._head = Path(directory), module, head
         half = module if self._compute == "bf16" else None
         self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm)
@@ -135,7 +144,7 @@ class PolicyModel:
         """
         with torch.no_grad():
             batches = self._split(samples, ())
-            return batching.restore(samples, [(batch, self._forward(batch)[0]) for batch in batches])
+            return batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
 
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
         """One optimizer step on the whole batch; `loss` holds arguments of `algo.loss.policy_loss`.
@@ -170,7 +179,7 @@ class PolicyModel:
         seen = _Seen()
 
         def one(micro: batching.MicroBatch) -> Tensor:
-            logp, entropy = self._forward(micro)
+            logp, entropy = self._forward(micro, samples)
             columns = micro.columns
             old = {"old": columns.get("old_logp"), "sampler": columns.get("sampler_logp"), "current": logp.detach()}[anchor]
             assert old is not None, "micro_batches checks that the anchor is there"
@@ -206,9 +215,14 @@ class PolicyModel:
             samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device, share_prefix=self._share_prefix
         )
 
-    def _forward(self, micro: batching.MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`, at each row's temperature."""
-        hidden = hidden_of(self._module.base_model, micro)
+    def _forward(self, micro: batching.MicroBatch, sampled: Sequence[Sample] = ()) -> tuple[Tensor, Tensor]:
+        """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`, at each row's temperature.
+
+        `sampled`: the samples that the micro-batch was made of, where their routing is to be replayed.
+        """
+        replaying = self._replay.using(lay_out(sampled, micro)) if self._replay is not None and sampled else nullcontext()
+        with replaying:
+            hidden = hidden_of(self._module.base_model, micro)
         temperature = None
         if bool((micro.temperatures != 1.0).any()):
             temperature = micro.temperatures.unsqueeze(1).expand(micro.mask.shape)[micro.mask]
@@ -245,12 +259,16 @@ def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
         raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
 
 
-def enable_checkpointing(module: PreTrainedModel) -> None:
-    """Recompute each layer in the backward pass. transformers does so in training mode only; dropouts are set to 0 for that."""
+def enable_checkpointing(module: PreTrainedModel, replay: RoutingReplay | None = None) -> None:
+    """Recompute each layer in the backward pass, under the record of `replay` that its forward pass had.
+
+    transformers does so in training mode only; dropouts are set to 0 for that.
+    """
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-    module.gradient_checkpointing_enable({"use_reentrant": False})
+    contexts = {} if replay is None else {"context_fn": replay.recomputation}
+    module.gradient_checkpointing_enable({"use_reentrant": False, **contexts})
     module.train()
 
 

@@ -135,7 +135,8 @@ class Context:
         with (self.out / file).open("a", encoding="utf-8") as sink:
             async with aclosing(self.rollouts.run(specs)) as results:
                 async for result in results:
-                    sink.write(json.dumps({"label": what, **asdict(result)}, ensure_ascii=False) + "\n")
+                    line = {"label": what, **asdict(result)}
+                    sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
                     if isinstance(result, DroppedRollout):
                         self.costs.dropped += 1
                         tick(f"dropped: {result.reason}")
@@ -178,6 +179,13 @@ class Rewarder:
         if c.kind is Reward.official:
             return scored.verdict.reward
         return shape(self.progress(scored), scored.verdict.strict, kind=c.kind.value, beta=c.beta, delta=c.delta, tau=c.tau)
+
+
+def _size(value: object) -> str:
+    """What a line of JSON says of bytes: records of routing are as large as the model is deep."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def write_json(path: Path, value: object) -> None:

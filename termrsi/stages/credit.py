@@ -59,6 +59,7 @@ def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
                 rollout_id=scored.rollout.id,
                 group_id=scored.rollout.group_id,
                 sampler_logp=on_tokens,
+                routing=chunk.routing,
                 temperature=temperature,
             )
         )

@@ -31,7 +31,7 @@ from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT
 from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
-from termrsi.records import EpisodeSpec, RecoveryPoint, Sample, Snapshot, TaskSpec, UpdateMetrics
+from termrsi.records import EpisodeSpec, RecoveryPoint, Routing, Sample, ScoredRollout, Snapshot, TaskSpec, UpdateMetrics
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.rollin import TaskStream, specs_of
@@ -175,6 +175,22 @@ async def test_an_episode_lost_to_the_machine_is_dropped_and_not_a_failure(bench
     assert ctx.costs.dropped + ctx.costs.episodes == 24
     assert result.summary["mean_at_k"] == 1.0
     assert bench.nothing_is_held()
+
+
+async def test_bytes_of_an_episode_are_written_as_their_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = bench.runner.run
+
+    async def routed(specs: Sequence[EpisodeSpec]):  # the type of its base
+        async for result in run(specs):
+            assert isinstance(result, ScoredRollout)
+            chunks = tuple(replace(c, routing=Routing(bytes(2 * (len(c.ids) - 1)), 1, 2)) for c in result.rollout.chunks)
+            yield replace(result, rollout=replace(result.rollout, chunks=chunks))
+
+    monkeypatch.setattr(bench.runner, "run", routed)
+    ctx = bench.ctx("eval")
+    await evaluate.run(ctx, EvaluateConfig(k=1))
+    (chunk, *_) = lines(ctx.out / "rollouts.jsonl")[0]["rollout"]["chunks"]
+    assert chunk["routing"]["data"] == f"{2 * (len(chunk['ids']) - 1)} bytes"
 
 
 async def test_evaluate_says_so_when_nothing_could_be_scored(bench: Bench) -> None:

@@ -53,7 +53,7 @@ def sample(annotation: object) -> object:
         return make(annotation)
     if issubclass(annotation, enum.Enum):
         return next(iter(annotation))
-    return {bool: True, int: 7, float: 0.5, str: "é\n"}[annotation]
+    return {bool: True, int: 7, float: 0.5, str: "é\n", bytes: b"\0\xff"}[annotation]
 
 
 def make(record: type) -> object:

@@ -156,6 +156,13 @@ def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
     assert "valid" in error.valid
 
 
+def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
+    assert load((*BASE, "model.routing_replay=true", "model.share_prefix=false")).model.routing_replay
+    error = refusal(*BASE, "model.routing_replay=true", "model.share_prefix=true")
+    assert error.where == "model.routing_replay"
+    assert "model.share_prefix=false" in str(error)
+
+
 @pytest.mark.parametrize(
     ("override", "part"),
     [

@@ -19,6 +19,7 @@ from termrsi.records import (
     Limits,
     RecoveryPoint,
     Rollout,
+    Routing,
     SamplingParams,
     Snapshot,
     StopReason,
@@ -132,6 +133,24 @@ async def test_what_is_trained_is_what_was_sampled(chat: ChatFormat) -> None:
     assert [int(-p) for p in chunk.logprobs] == [u + 1 for u, m in zip(chunk.turn_ids, chunk.mask, strict=True) if m]
     conversation = variants.get("react").messages(TASK.instruction)
     assert list(chunk.ids[: len(chat.prompt(conversation))]) == chat.prompt(conversation)
+
+
+async def test_the_experts_of_each_call_reach_the_rollout(chat: ChatFormat) -> None:
+    """Each call tells of its whole prompt and its reply: one row for each token before the last that was sampled."""
+
+    class Routed(Script):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            completion = await super().generate(prompt_ids, params, prefix_key)
+            tokens = len(prompt_ids) + len(completion.ids) - 1
+            return replace(completion, routing=Routing(bytes([len(self.prompts)] * tokens), 1, 1))
+
+    script = Routed(chat, [LS, "DONE"])
+    (chunk,) = (await Episode(spec(), script, Machine(), chat).run()).chunks
+    assert chunk.routing is not None
+    sampled = [i for i, m in enumerate(chunk.mask) if m]
+    assert chunk.routing.tokens == sampled[-1]
+    said = len(script.prompts[0]) + len(chat.encode(LS))  # the end of turn is computed by the next call
+    assert list(chunk.routing.data) == [1] * said + [2] * (sampled[-1] - said)
 
 
 async def test_each_prompt_continues_the_one_before_and_ids_are_sent(chat: ChatFormat) -> None:

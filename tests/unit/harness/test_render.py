@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from termrsi.harness.render import MAX_EDGE_TOKENS, ChatFormat, Transcript, restate
-from termrsi.records import Chunk, Message
+from termrsi.records import Chunk, Message, Routing
 
 SYSTEM, TASK = Message("system", "work"), Message("user", "list it")
 
@@ -192,6 +192,47 @@ def test_misuse_is_refused(tokenizer: Any) -> None:
         t.prompt([1])
     with pytest.raises(ValueError, match="2 sampled ids but 1"):
         t.sampled([1, 2], [-1.0])
+
+
+def routed(call: int, tokens: int) -> Routing:
+    """Two layers, one expert each: the call, and the token's place."""
+    return Routing(bytes(x for place in range(tokens) for x in (call, place)), layers=2, top_k=1)
+
+
+def test_routing_is_told_of_each_token_by_the_first_call_that_computed_it(tokenizer: Any) -> None:
+    t = Transcript(tokenizer)
+    t.prompt([65, 66, 67])
+    t.sampled([68, 69], [-1.0, -1.0])
+    t.routed(routed(1, 4))
+    t.follow([70, 71])
+    t.sampled([72], [-1.0])
+    t.routed(routed(2, 7))
+    t.follow([73])
+    (chunk,) = t.chunks
+    assert chunk.ids == (65, 66, 67, 68, 69, 70, 71, 72, 73)
+    assert chunk.routing == Routing(bytes([1, 0, 1, 1, 1, 2, 1, 3, 2, 4, 2, 5, 2, 6]), layers=2, top_k=1)
+    assert restate(chunk, [65]).routing is None
+
+
+def test_a_changed_history_begins_its_routing_anew(tokenizer: Any) -> None:
+    t = Transcript(tokenizer)
+    t.prompt([65, 66, 67])
+    t.sampled([68], [-1.0])
+    t.routed(routed(1, 3))
+    assert t.next_prompt([65, 80]) == "split"
+    t.sampled([81], [-1.0])
+    t.routed(routed(2, 2))
+    assert [c.routing for c in t.chunks] == [routed(1, 3), routed(2, 2)]
+
+
+def test_routing_that_does_not_fit_is_refused(tokenizer: Any) -> None:
+    t = begun(tokenizer, "ab", [68, 69])
+    for tokens in (2, 4):
+        with pytest.raises(ValueError, match=f"routing of {tokens} tokens, 3 are needed"):
+            t.routed(routed(1, tokens))
+    t.sampled([70], [-1.0])
+    with pytest.raises(ValueError, match="of some calls of a chunk, but not of its first"):
+        t.routed(routed(1, 4))
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

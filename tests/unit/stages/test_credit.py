@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from termrsi.config.schema import Chunks, Credit, CreditConfig, LimitEnds, TokenSteps
-from termrsi.records import Chunk, Rollout, Sample, ScoredRollout, StopReason, Turn, Verdict, WeightsVersion
+from termrsi.records import Chunk, Rollout, Routing, Sample, ScoredRollout, StopReason, Turn, Verdict, WeightsVersion
 from termrsi.stages import credit
 from termrsi.stages.credit import Batch, Values
 from termrsi.stages.sft import learning_rate
@@ -31,12 +31,13 @@ def _nothing(batch: Batch) -> Values:
 
 
 def test_sampler_logprobs_lie_on_the_sampled_tokens() -> None:
-    chunk = Chunk((5, 6, 7, 8), (0, 1, 0, 1), (0, 0, 0, 1), (-0.5, -0.25))
+    routing = Routing(b"\0\1\2", 1, 1)
+    chunk = Chunk((5, 6, 7, 8), (0, 1, 0, 1), (0, 0, 0, 1), (-0.5, -0.25), routing)
     rollout = Rollout("r", "g", "t", "f", "react", (chunk,), (), StopReason.done)
     (sample,) = credit.samples_of(ScoredRollout(rollout, Verdict(True, 1.0)), 0.5)
     assert sample.temperature == 0.5
     assert sample.sampler_logp == (0.0, -0.5, 0.0, -0.25)
-    assert (sample.rollout_id, sample.group_id) == ("r", "g")
+    assert (sample.rollout_id, sample.group_id, sample.routing) == ("r", "g", routing)
 
 
 def test_every_token_of_a_turn_shares_one_return() -> None:
