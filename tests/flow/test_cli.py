@@ -51,7 +51,7 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["experiment=rsr", "credit=skip"], "no stage of this pipeline has it"),
         (["nonsense"], "unknown command 'nonsense'"),
         (["tasks", "list"], "and the path of a directory of tasks"),
-        (["report"], "needs one run directory"),
+        (["report"], "needs a run directory, or several"),
         (["experiment=terminal_rsi", "min_free_gib=1000000000"], "disk full"),
     ],
 )

@@ -131,7 +131,6 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "stages.final_eval.temperature": 0.6,
         "stages.final_eval.top_p": 0.95,
         "sampling.max_tokens": 8192,
-        "limits.max_context_tokens": 96000 + 8192,
     },
     "t1": {
         "stages.t1.samples_per_task": 1,
