@@ -30,7 +30,7 @@ def refusal(*overrides: str) -> ConfigError:
 
 
 def test_all_experiments_and_scales_are_there() -> None:
-    assert EXPERIMENTS == ["reterm", "river", "rsr", "t1", "terminal_rsi", "tmax"]
+    assert EXPERIMENTS == ["comparisons", "reterm", "river", "rsr", "t1", "terminal_rsi", "tmax"]
     assert SCALES == ["dry", "full", "laptop", "node"]
 
 
