@@ -24,7 +24,7 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
 
 experiments: {experiments}
-Any key of termrsi/config/schema.py can be set, e.g. seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.
+Any key of termrsi/config/schema.py and stages.py can be set: seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.
 A run that was stopped goes on at its first unfinished stage when the same command is given again."""
 
 

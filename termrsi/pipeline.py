@@ -19,7 +19,8 @@ from typing import Any
 
 from termrsi import setup
 from termrsi.config import load as configuration
-from termrsi.config.schema import READS, Config, PolicyOptimConfig, RprConfig, StageConfig
+from termrsi.config.schema import Config
+from termrsi.config.stages import READS, PolicyOptimConfig, RprConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy

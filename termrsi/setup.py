@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from termrsi.config.schema import USES, Config, EvaluateConfig
+from termrsi.config.schema import Config
+from termrsi.config.stages import USES, EvaluateConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from termrsi.config.choices import CriticInit, Reward, Schedule, Warmup
-from termrsi.config.schema import Config, RprConfig, StageConfig, WarmupCriticConfig
+from termrsi.config.schema import Config
+from termrsi.config.stages import RprConfig, StageConfig, WarmupCriticConfig
 from termrsi.errors import ConfigError
 
 

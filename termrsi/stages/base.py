@@ -10,7 +10,9 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from termrsi.config.schema import Config, Reward, RewardConfig
+from termrsi.config.choices import Reward
+from termrsi.config.schema import Config
+from termrsi.config.stages import RewardConfig
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec

@@ -9,7 +9,7 @@ and the counts say so.
 
 from dataclasses import asdict
 
-from termrsi.config.schema import CollectRecoveryConfig
+from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
 from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, task_group

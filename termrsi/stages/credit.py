@@ -12,7 +12,8 @@ import numpy as np
 
 from termrsi.algo import advantage, metrics
 from termrsi.algo.advantage import ChunkInput
-from termrsi.config.schema import Chunks, Credit, CreditConfig, LimitEnds, TokenSteps
+from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
+from termrsi.config.stages import CreditConfig
 from termrsi.ports import Critic
 from termrsi.records import Rollout, Sample, ScoredRollout, StopReason
 from termrsi.stages.base import Rewarder

@@ -7,7 +7,7 @@ tasks (95 %): tasks are the sample, repeats of one task are not independent.
 import json
 
 from termrsi.algo import metrics
-from termrsi.config.schema import EvaluateConfig
+from termrsi.config.stages import EvaluateConfig
 from termrsi.errors import StageError
 from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.scoring import score

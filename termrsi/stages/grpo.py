@@ -8,7 +8,7 @@ The loop waits for a batch of the buffer, then for the hosts; each wait ends wit
 
 from collections.abc import Sequence
 
-from termrsi.config.schema import GrpoConfig
+from termrsi.config.stages import GrpoConfig
 from termrsi.records import FinishedGroup, ScoredRollout
 from termrsi.stages import credit, monitors, retain
 from termrsi.stages.anchor import learn

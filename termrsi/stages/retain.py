@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 
 from termrsi.algo import metrics
-from termrsi.config.schema import EvaluateConfig, RetentionConfig
+from termrsi.config.stages import EvaluateConfig, RetentionConfig
 from termrsi.errors import StageError
 from termrsi.stages.base import Context
 from termrsi.stages.scoring import score

@@ -9,7 +9,7 @@ no requeue of recovery failures, smaller M_R when the queue is short).
 import random
 from collections.abc import Sequence
 
-from termrsi.config.schema import RetermConfig
+from termrsi.config.stages import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
 from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, TaskSpec

@@ -13,7 +13,7 @@ The loop waits for a batch of the buffer, then for the hosts; each wait ends wit
 
 from collections.abc import Sequence
 
-from termrsi.config.schema import RprConfig
+from termrsi.config.stages import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
 from termrsi.records import FinishedGroup

@@ -1,6 +1,6 @@
 """Strict success and progress of the weights that the generator serves now, on a list of tasks."""
 
-from termrsi.config.schema import EvaluateConfig, RewardConfig
+from termrsi.config.stages import EvaluateConfig, RewardConfig
 from termrsi.harness.group import task_group
 from termrsi.records import ScoredRollout, TaskSpec
 from termrsi.stages.base import Context, Rewarder

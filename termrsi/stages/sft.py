@@ -3,7 +3,7 @@
 import json
 import random
 
-from termrsi.config.schema import EvaluateConfig, SftConfig
+from termrsi.config.stages import EvaluateConfig, SftConfig
 from termrsi.errors import StageError
 from termrsi.records import Sample
 from termrsi.stages.base import Context, StageResult

@@ -3,7 +3,7 @@
 Each step's rollouts are held-out data before they are training data: EV is taken on them first, then the critic learns from them.
 """
 
-from termrsi.config.schema import WarmupCriticConfig
+from termrsi.config.stages import WarmupCriticConfig
 from termrsi.errors import StageError
 from termrsi.stages import credit, monitors
 from termrsi.stages.base import Context, Rewarder, StageResult

@@ -10,13 +10,13 @@ import pytest
 
 from termrsi import fakes
 from termrsi.algo import metrics
-from termrsi.config.schema import (
+from termrsi.config.choices import Loss
+from termrsi.config.schema import Config
+from termrsi.config.stages import (
     CollectRecoveryConfig,
-    Config,
     CreditConfig,
     EvaluateConfig,
     GrpoConfig,
-    Loss,
     PolicyOptimConfig,
     RetentionConfig,
     RetermConfig,

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import asdict
 
-from termrsi.config.schema import RsrConfig
+from termrsi.config.stages import RsrConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
 from termrsi.stages.base import Context, StageResult, write_json

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from termrsi.config.schema import RsrConfig
+from termrsi.config.stages import RsrConfig
 from termrsi.harness.group import task_group
 from termrsi.records import ScoredRollout, TaskSpec
 from termrsi.stages.base import Context

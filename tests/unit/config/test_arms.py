@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from termrsi.config import schema
+from termrsi.config import choices, stages
 from termrsi.config.load import load
 from termrsi.errors import ConfigError
 
@@ -38,11 +38,11 @@ def test_reward_is_of_the_second_phase(kind: str) -> None:
 
 def test_another_reward_than_a_count_has_a_cap() -> None:
     stage = load(("experiment=t1", "scale=laptop", "reward=fdr")).stages["t1"]
-    assert isinstance(stage, schema.RprConfig)
-    assert (stage.reward.kind, stage.reward.cap) == (schema.Reward.fdr, True)
+    assert isinstance(stage, stages.RprConfig)
+    assert (stage.reward.kind, stage.reward.cap) == (choices.Reward.fdr, True)
     counted = load((*BASE, "reward=count", "stages.rpr_2.reward.cap=false")).stages["rpr_2"]
-    assert isinstance(counted, schema.RprConfig)
-    assert (counted.reward.kind, counted.reward.cap) == (schema.Reward.count, False)
+    assert isinstance(counted, stages.RprConfig)
+    assert (counted.reward.kind, counted.reward.cap) == (choices.Reward.count, False)
 
 
 def test_calibration_is_of_every_reward() -> None:
@@ -205,6 +205,6 @@ def test_what_papers_state_is_what_full_scale_has(experiment: str) -> None:
 
 def test_the_critics_rate_of_t1_is_thirty_times_the_actors() -> None:
     stage = load(("experiment=t1", "scale=full")).stages["t1"]
-    assert isinstance(stage, schema.RprConfig)
+    assert isinstance(stage, stages.RprConfig)
     assert stage.critic_lr / stage.optim.lr == pytest.approx(30)
     assert stage.optim.clip_low == stage.optim.clip_high

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from termrsi.config import choices, schema
+from termrsi.config import choices, schema, stages
 from termrsi.config import load as configuration
 from termrsi.config.load import load
 from termrsi.errors import ConfigError
@@ -40,14 +40,14 @@ def test_every_experiment_composes_at_every_scale(experiment: str, scale: str) -
     config = load((f"experiment={experiment}", f"scale={scale}"))
     assert (config.experiment, config.scale, config.dry) == (experiment, scale, scale == "dry")
     assert list(config.stages) == config.pipeline
-    assert all(type(stage) is schema.STAGES[stage.kind] for stage in config.stages.values())
+    assert all(type(stage) is stages.STAGES[stage.kind] for stage in config.stages.values())
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("kind", sorted(schema.STAGES))
+@pytest.mark.parametrize("kind", sorted(stages.STAGES))
 def test_every_stage_file_exists_for_every_scale(kind: str, scale: str) -> None:
     assert kind in configuration.choices(f"stage/{scale}")
-    assert set(configuration.choices(f"stage/{scale}")) == {*schema.STAGES, *VARIANTS}
+    assert set(configuration.choices(f"stage/{scale}")) == {*stages.STAGES, *VARIANTS}
 
 
 @pytest.mark.parametrize("group", ["cluster", "logger", "sandbox"])
@@ -66,8 +66,8 @@ def test_model_and_tasks_files_take_a_path(tmp_path: Path) -> None:
 def test_what_the_files_say_arrives() -> None:
     config = load(BASE)
     rpr_1, rpr_2 = config.stages["rpr_1"], config.stages["rpr_2"]
-    assert isinstance(rpr_1, schema.RprConfig)
-    assert isinstance(rpr_2, schema.RprConfig)
+    assert isinstance(rpr_1, stages.RprConfig)
+    assert isinstance(rpr_2, stages.RprConfig)
     assert (rpr_1.critic, rpr_1.policy, rpr_2.critic, rpr_2.policy) == ("warmup", "sft_1", "rpr_1", "sft_2")
     assert (rpr_1.reward.kind, rpr_2.reward.kind) == (schema.Reward.fdr, schema.Reward.spr)
     said = yaml.safe_load((configuration.conf_dir() / "stage" / "laptop" / "rpr.yaml").read_text())
@@ -79,7 +79,7 @@ def test_what_the_files_say_arrives() -> None:
 def test_a_command_line_value_wins_over_the_files() -> None:
     config = load((*BASE, "stages.rpr_1.steps=9", "stages.rpr_1.credit.credit=skip", "seed=4", "limits.max_turns=3"))
     stage = config.stages["rpr_1"]
-    assert isinstance(stage, schema.RprConfig)
+    assert isinstance(stage, stages.RprConfig)
     assert (stage.steps, stage.credit.credit, config.seed, config.limits.max_turns) == (9, schema.Credit.skip, 4, 3)
 
 
@@ -255,10 +255,10 @@ def test_sizes_that_do_not_fit_each_other(override: str, where: str) -> None:
 
 
 def test_what_every_stage_reads_is_written_by_some_kind() -> None:
-    assert set(schema.WRITES) == set(schema.STAGES)
-    assert set(schema.READS.values()) <= frozenset().union(*schema.WRITES.values())
-    kinds = {f.name for node in schema.STAGES.values() for f in fields(node)}
-    assert set(schema.READS) <= kinds
+    assert set(stages.WRITES) == set(stages.STAGES)
+    assert set(stages.READS.values()) <= frozenset().union(*stages.WRITES.values())
+    kinds = {f.name for node in stages.STAGES.values() for f in fields(node)}
+    assert set(stages.READS) <= kinds
 
 
 def test_the_record_of_a_run(tmp_path: Path) -> None:

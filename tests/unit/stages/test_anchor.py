@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from termrsi.config.schema import Correction, Divergence, KlKind, Loss, PolicyOptimConfig
+from termrsi.config.choices import Correction, Divergence, KlKind, Loss
+from termrsi.config.stages import PolicyOptimConfig
 from termrsi.errors import StageError
 from termrsi.records import Sample, UpdateMetrics
 from termrsi.stages.anchor import anchored, learn, loss_arguments

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from termrsi.config.schema import Chunks, Credit, CreditConfig, LimitEnds, TokenSteps
+from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
+from termrsi.config.stages import CreditConfig
 from termrsi.records import Chunk, Rollout, Routing, Sample, ScoredRollout, StopReason, Turn, Verdict, WeightsVersion
 from termrsi.stages import credit
 from termrsi.stages.credit import Batch, Values

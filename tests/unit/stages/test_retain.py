@@ -2,7 +2,7 @@
 
 import pytest
 
-from termrsi.config.schema import RetentionConfig
+from termrsi.config.stages import RetentionConfig
 from termrsi.stages.retain import Candidate, decide, paired
 
 RULE = RetentionConfig(min_gain=0.02, max_drop=0.1)
