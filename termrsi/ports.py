@@ -13,6 +13,7 @@ from termrsi.records import (
     DroppedRollout,
     EpisodeSpec,
     FinishedGroup,
+    Message,
     RecoveryPoint,
     Sample,
     SamplingParams,
@@ -22,6 +23,7 @@ from termrsi.records import (
     UpdateMetrics,
     Verdict,
     WeightsVersion,
+    Writing,
 )
 
 
@@ -105,6 +107,17 @@ class Generator(Protocol):
 
     async def pull(self, weights: WeightsVersion) -> None:
         """Serve these weights from now on. Raises WeightsError if they differ after the pull."""
+        ...
+
+
+class Writer(Protocol):
+    """A language model in a role that reads and writes text: the policy itself, or a model behind an endpoint."""
+
+    async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+        """The next assistant turn. `key`: requests that begin alike. `begun`: how its text begins, which is not given back.
+
+        Raises EngineError once the model cannot be had, after the retries of whoever implements this.
+        """
         ...
 
 

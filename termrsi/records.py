@@ -170,6 +170,17 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Writing:
+    """What a model in a role (planner, critic, teacher, judge) answered, and what it took."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0  # in the currency of the configured prices
+    cut: bool = False  # a length limit ended it
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One generation call and what it caused."""
 
