@@ -20,7 +20,7 @@ from typing import Any
 from termrsi import setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import Config
-from termrsi.config.stages import READS, PolicyOptimConfig, RprConfig, StageConfig
+from termrsi.config.stages import READS, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy
@@ -31,7 +31,9 @@ from termrsi.report.sinks import Sinks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
-from termrsi.stages.base import Context, StageResult
+from termrsi.stages.base import Context, Costs, StageResult
+from termrsi.stages.finished import FinishedRollouts
+from termrsi.stages.roles import PolicyWriter
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
     "evaluate": evaluate.run,
@@ -44,6 +46,7 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "grpo": grpo.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
+RESUMES = frozenset({"rsr", "collect_recovery"})  # go on within, item by item; the others begin again
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
 
@@ -204,14 +207,11 @@ class Pipeline:
 
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
         out = self._dir(name)
-        if out.exists():  # stopped half-way: the stage begins again, what it left is kept beside
-            number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
-            out.rename(out.with_name(f"{name}.stopped-{number}"))
-        out.mkdir(parents=True)
-        self._screen.say(f"stage {name} ({config.kind})")
-        start_s = time.monotonic()
+        goes_on = self._place(name, config)
+        self._screen.say(f"stage {name} ({config.kind})" + (", going on with what it had finished" if goes_on else ""))
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
-        inputs = {key: self._output(getattr(config, key), READS[key]) for key in ("data", "baseline") if getattr(config, key, "")}
+        wanted = READS | ({"data": "source_data"} if isinstance(config, SftConfig) and config.sources else {})
+        inputs = {key: self._output(getattr(config, key), wanted[key]) for key in ("data", "baseline") if getattr(config, key, "")}
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
         ctx = Context(
@@ -233,7 +233,13 @@ class Pipeline:
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
             sync=lambda: _sync(parts),
+            writer=lambda role: PolicyWriter(parts.generator, parts.chat),
+            busy=parts.busy,
+            finished=FinishedRollouts(out / "rollouts.jsonl") if config.kind in RESUMES else None,
         )
+        if goes_on and (kept := out / "costs.json").is_file():
+            ctx.costs = Costs(**json.loads(kept.read_text()))
+        busy_before = await parts.busy()
         if config.kind in TRAINS:
             self._loaded = ""
         result: StageResult = await STAGES[config.kind](ctx, config)
@@ -241,8 +247,27 @@ class Pipeline:
             await self._hand_on_critic(name, result, critic, parts)
         if ctx.reference is not None:
             await parts.close_reference()
-        ctx.costs.wall_s = time.monotonic() - start_s
+        for part, seconds in (await parts.busy()).items():
+            spent = f"{part}_busy_s"
+            setattr(ctx.costs, spent, getattr(ctx.costs, spent) + seconds - busy_before.get(part, 0.0))
+        ctx.costs.wall_s += time.monotonic() - ctx.started_s
         self._finish(name, config, result, asdict(ctx.costs))
+
+    def _place(self, name: str, config: StageConfig) -> bool:
+        """Makes the stage's directory; whether it goes on in one that was there.
+
+        What a stopped stage left is kept beside, unless its kind can go on and it was asked for the same.
+        """
+        out, asked = self._dir(name), self._fingerprint(name)
+        begun = out / "begun"
+        if config.kind in RESUMES and begun.is_file() and begun.read_text() == asked:
+            return True
+        if out.exists():
+            number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
+            out.rename(out.with_name(f"{name}.stopped-{number}"))
+        out.mkdir(parents=True)
+        begun.write_text(asked)
+        return False
 
     async def _use_policy(self, parts: Parts, directory: str) -> None:
         if self._loaded != directory:

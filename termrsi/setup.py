@@ -110,6 +110,10 @@ class Parts(Protocol):
 
     async def close_reference(self) -> None: ...
 
+    async def busy(self) -> dict[str, float]:
+        """Seconds since the start in which each of generator, sandboxes and verifier had work; empty where nobody counts."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -146,6 +150,9 @@ class DryParts:
         return FakePolicy()
 
     async def close_reference(self) -> None: ...
+
+    async def busy(self) -> dict[str, float]:
+        return {}
 
     async def close(self) -> None: ...
 
@@ -200,6 +207,9 @@ class RealParts:
 
     async def close_reference(self) -> None:
         await self._cluster.close_reference()
+
+    async def busy(self) -> dict[str, float]:
+        return await self._cluster.busy()
 
     async def close(self) -> None:
         await self._cluster.close()

@@ -181,6 +181,11 @@ class Cluster:
             ray.kill(self._reference)
             self._reference = None
 
+    async def busy(self) -> dict[str, float]:
+        """Seconds of work since the start, by part."""
+        stats, sandboxes = await asyncio.gather(self.generator.stats(), self.pool.busy())
+        return {"generator": stats["busy_s"], **sandboxes}
+
     async def close(self) -> None:
         for worker in self._workers:
             _kill(worker)

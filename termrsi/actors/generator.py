@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from termrsi.actors.busy import Busy
 from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.errors import EngineError, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
@@ -111,8 +112,8 @@ class Engine:
         self._gate.set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.stats = {"requests": 0.0, "prompt_tokens": 0.0, "cached_tokens": 0.0, "completion_tokens": 0.0, "busy_s": 0.0}
-        self._busy_since = 0.0
+        self.stats = {"requests": 0.0, "prompt_tokens": 0.0, "cached_tokens": 0.0, "completion_tokens": 0.0}
+        self.busy = Busy()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
         """One completion. Raises EngineError if the engine is dead, refuses the prompt, or misses routing that was asked for."""
@@ -124,7 +125,8 @@ class Engine:
         try:
             if self._routing is not None:
                 await self._routing.begin()
-            output = await self._generate(list(prompt_ids), params, request_id)
+            with self.busy:
+                output = await self._generate(list(prompt_ids), params, request_id)
             choice = output.outputs[0]
             if self._routing is not None:
                 routing = await self._routing.of(choice, request_id, len(prompt_ids) + len(choice.token_ids) - 1)
@@ -167,15 +169,12 @@ class Engine:
         return last
 
     def _enter(self) -> None:
-        if self._running == 0:
-            self._busy_since = time.monotonic()
-            self._idle.clear()
+        self._idle.clear()
         self._running += 1
 
     def _leave(self) -> None:
         self._running -= 1
         if self._running == 0:
-            self.stats["busy_s"] += time.monotonic() - self._busy_since
             self._idle.set()
 
     async def load(self, packed: dict, version: int) -> dict[str, float]:
@@ -264,7 +263,7 @@ class GeneratorActor:
         return {"fetch_s": fetched_s, **await self._engine.load(packed, weights.version)}
 
     async def stats(self) -> dict[str, float]:
-        return {**self._engine.stats, "version": float(self._engine.version)}
+        return {**self._engine.stats, "busy_s": self._engine.busy.seconds, "version": float(self._engine.version)}
 
     async def close(self) -> None:
         self._engine.close()

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from termrsi.actors.busy import Busy
 from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
@@ -73,6 +74,7 @@ class SandboxActor:
             ),
         )
         self._backend = options.backend
+        self._commands, self._verifications = Busy(), Busy()
         self._verifier = TaskVerifier(
             timeout_multiplier=options.verifier_time,
             text_first=options.text_first,
@@ -139,7 +141,8 @@ class SandboxActor:
             await self._pool.release(fork)
 
     async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
-        return await self._of(sandbox_id).run(command, timeout_s)
+        with self._commands:
+            return await self._of(sandbox_id).run(command, timeout_s)
 
     async def snapshot(self, sandbox_id: str) -> Snapshot:
         return await self._of(sandbox_id).snapshot()
@@ -166,7 +169,11 @@ class SandboxActor:
         return await self._of(sandbox_id).replaced()
 
     async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
-        return await self._verifier.verify(self._of(sandbox_id), task)
+        with self._verifications:
+            return await self._verifier.verify(self._of(sandbox_id), task)
+
+    async def busy(self) -> dict[str, float]:
+        return {"sandboxes": self._commands.seconds, "verifier": self._verifications.seconds}
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
         self._verifier.expect(checks)
@@ -255,6 +262,10 @@ class RemotePool:
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         return await _call(self.actor.verify.remote(sandbox.id, task))
+
+    async def busy(self) -> dict[str, float]:
+        """Seconds in which one command or more ran, and one verification or more."""
+        return await _call(self.actor.busy.remote())
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
         """See `reward.verifiers.TaskVerifier`."""

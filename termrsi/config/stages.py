@@ -67,6 +67,7 @@ class RsrConfig(StageConfig):
     rounds: int = 2  # revisions of a refused runbook
     execute_temperature: float = 0.7
     plan_tokens: int = 160
+    plan_whole: bool = False  # a runbook in one reply; without it each heading is given, as a small model needs
     sources: int = 0  # solved tasks to plan for; 0: all
     execute_harness: str = "react"  # an assisting one shows worked examples as well; they are stripped like the runbook
     keep_per_task: int = 8
@@ -82,10 +83,11 @@ class RsrConfig(StageConfig):
 
 @dataclass(slots=True, kw_only=True)
 class SftConfig(StageConfig):
-    """Cross-entropy on the sampled tokens of a data set."""
+    """Cross-entropy on the sampled tokens of a data set. `sources`: on what was rewritten, as it was, instead of the rewrites."""
 
     kind: str = "sft"
     data: str = MISSING
+    sources: bool = False
     epochs: int = 2
     batch: int = 16
     lr: float = 2e-5

@@ -14,10 +14,11 @@ from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
-from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
+from termrsi.records import DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
+from termrsi.stages.finished import FinishedRollouts
 
 Log = Callable[[str, dict[str, float]], None]
 
@@ -37,6 +38,10 @@ class Costs:
     learn_s: float = 0.0
     rollout_s: float = 0.0
     wall_s: float = 0.0
+    generator_busy_s: float = 0.0  # with a request or more in flight
+    sandboxes_busy_s: float = 0.0  # with a command or more running
+    verifier_busy_s: float = 0.0
+    cost: float = 0.0  # of models behind endpoints, at the configured prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,11 @@ class Splits:
 
 @dataclass(slots=True)
 class Context:
-    """The ports and settings of one stage. `inputs` holds the directories and files of the earlier stages it reads."""
+    """The ports and settings of one stage. `inputs` holds the directories and files of the earlier stages it reads.
+
+    `finished`: of a kind of stage that goes on where it was stopped, the episodes that it had finished; None for the others, which
+    begin again.
+    """
 
     config: Config
     name: str
@@ -91,7 +100,12 @@ class Context:
     log: Log
     progress: Progress
     sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
+    writer: Callable[[str], Writer]  # the model that plays a role: planner, critic, judge, ...
+    busy: Callable[[], Awaitable[dict[str, float]]]  # seconds that each kind of actor has been at work since its start
+    finished: FinishedRollouts | None = None
     costs: Costs = field(default_factory=Costs)
+    started_s: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
 
     def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
         return SamplingParams(temperature, top_p, max_tokens or self.config.sampling.max_tokens)
@@ -133,23 +147,48 @@ class Context:
         if advance is None:
             self.progress.begin(what, len(specs))
         start_s = time.monotonic()
+        before = [s.id for s in specs if self.finished is not None and s.id in self.finished]
+        for rollout_id in before:
+            assert self.finished is not None
+            found[rollout_id] = self.finished.of(rollout_id)
+            tick("finished before")
+        specs_left = [s for s in specs if s.id not in found]
         # Closed with this call whatever ends it: what still runs is cancelled and gives its sandbox back.
         with (self.out / file).open("a", encoding="utf-8") as sink:
-            async with aclosing(self.rollouts.run(specs)) as results:
+            async with aclosing(self.rollouts.run(specs_left)) as results:
                 async for result in results:
                     line = {"label": what, **asdict(result)}
                     sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
+                    sink.flush()
                     if isinstance(result, DroppedRollout):
                         self.costs.dropped += 1
                         tick(f"dropped: {result.reason}")
                         continue
                     found[result.rollout.id] = result
                     self._count(result)
+                    self.keep_costs()
                     tick("")
         if advance is None:
             self.costs.rollout_s += time.monotonic() - start_s
             self.progress.end()
         return [found[s.id] for s in specs if s.id in found]
+
+    async def ask(
+        self, role: str, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = ""
+    ) -> Writing:
+        """What the model in `role` writes; what it took is counted."""
+        said = await self.writer(role).write(messages, sampling, key, begun)
+        self.costs.prompt_tokens += said.prompt_tokens
+        self.costs.completion_tokens += said.completion_tokens
+        self.costs.cost += said.cost
+        return said
+
+    def keep_costs(self) -> None:
+        """For a stage that may be stopped and go on: what it has spent so far, beside what it has finished."""
+        if self.finished is not None:
+            draft = self.out / "costs.part"
+            draft.write_text(json.dumps(asdict(self.costs) | {"wall_s": self.costs.wall_s + time.monotonic() - self.started_s}))
+            draft.rename(self.out / "costs.json")
 
     def _count(self, result: ScoredRollout) -> None:
         rollout, costs = result.rollout, self.costs

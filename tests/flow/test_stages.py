@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,9 @@ from termrsi.ports import Sandbox
 from termrsi.records import EpisodeSpec, RecoveryPoint, Routing, Sample, ScoredRollout, Snapshot, TaskSpec, UpdateMetrics
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Progress, Splits
+from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rollin import TaskStream, specs_of
-from termrsi.stages.rsr.discover import discover
+from termrsi.stages.rsr.discover import counted, discover
 from termrsi.stages.runbook import BLOCKS
 
 NEVER = FakeSkill(solve=-50.0, half=0.0)
@@ -52,6 +53,10 @@ class RecordingRunner(Runner):
         self.specs += specs
         async for result in super().run(specs):
             yield result
+
+
+async def no_figures() -> dict[str, float]:
+    return {}
 
 
 @dataclass
@@ -97,6 +102,8 @@ class Bench:
             log=lambda stage, values: self.log.append((stage, values)),
             progress=Progress(),
             sync=self.sync,
+            writer=lambda role: PolicyWriter(made.generator, made.chat),
+            busy=no_figures,
         )
 
     def logged(self, key: str) -> list[float]:
@@ -123,7 +130,9 @@ def lines(path: Path) -> list[dict]:
 
 def samples_in(path: Path) -> list[Sample]:
     rows: list[dict] = json.loads(path.read_text())
-    return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]  # type: ignore[arg-type]
+    known = {field.name for field in fields(Sample)}
+    own = [{key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known} for row in rows]
+    return [Sample(**row) for row in own]  # type: ignore[arg-type]
 
 
 # --- evaluate ------------------------------------------------------------------------------------------------------
@@ -219,6 +228,9 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
     samples = samples_in(Path(result.outputs["data"]))
     assert len(samples) == counts["kept"] == result.summary["kept"]
     assert samples
+    sources = samples_in(Path(result.outputs["source_data"]))
+    assert result.summary["source_samples"] == len(sources) >= counts["sources"]
+    assert {s.group_id for s in sources} >= {s.group_id for s in samples}
     assert bench.nothing_is_held()
     executed = [s for s in bench.runner.specs if s.harness == "react"]
     assert all(set(BLOCKS) <= set(s.guidance.replace(":", "\n").split("\n")) for s in executed)
@@ -235,8 +247,12 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
 
 
 async def test_discovery_finds_more_than_the_bare_policy(bench: Bench) -> None:
-    _, counts = await discover(bench.ctx("assisted"), RsrConfig())
-    _, bare = await discover(bench.ctx("bare"), RsrConfig(harnesses=["react"], attempts=2))
+    async def found(name: str, config: RsrConfig) -> dict[str, int]:
+        ctx = bench.ctx(name)
+        return counted(config, [await discover(ctx, config, task) for task in ctx.tasks.train])
+
+    counts = await found("assisted", RsrConfig())
+    bare = await found("bare", RsrConfig(harnesses=["react"], attempts=2))
     assert counts["attempts"] == bare["attempts"]
     assert counts["solved_jointly"] > bare["solved_jointly"]
     assert counts["solved_by_retry"] >= counts["solved_by_fewshot"]
@@ -248,7 +264,7 @@ async def test_rsr_refuses_a_runbook_that_leaks_and_keeps_the_reasons_only(bench
     ctx.scan = lambda task, text: ("literal",)
     with pytest.raises(StageError, match="'runbooks': 0"):
         await rsr.run(ctx, RsrConfig(sources=6, rounds=2, attempts=8, runbooks=2))
-    screened = json.loads((ctx.out / "screen.json").read_text())
+    screened = [draft for line in lines(ctx.out / "rewritten.jsonl") for draft in line["value"]["drafts"]]
     assert len(screened) == 6 * 2 * 3
     assert {tuple(entry["refused"]) for entry in screened} == {("leak_literal",), ("block_empty",)}
     assert {s.harness for s in bench.runner.specs} == {"fewshot", "retry"}

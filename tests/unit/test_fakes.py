@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from termrsi.harness import variants
 from termrsi.harness.episode import Episode, first_prompt
 from termrsi.harness.group import RECOVERY_PROMPT, task_group
 from termrsi.harness.render import ChatFormat, Transcript
-from termrsi.records import Limits, Message, Sample, SamplingParams, WeightsVersion
+from termrsi.records import Limits, Message, Sample, SamplingParams, WeightsVersion, Writing
 from termrsi.reward.shaping import FamilyScale
 from termrsi.stages.collect_recovery import WORKFLOW_PROMPT
 from termrsi.stages.credit import samples_of
+from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rsr.plan import Planner
 from termrsi.stages.rsr.screen import Screener
 from termrsi.stages.runbook import BLOCKS, faults, take_apart
@@ -179,17 +181,22 @@ async def test_weights_that_differ_after_a_pull_are_refused() -> None:
 async def test_planner_and_critic_get_what_they_ask_for() -> None:
     """The last block of a first draft is empty now and then; a draft that was refused is written whole."""
     generator = FakeGenerator(sloppy=0.5)
-    planner = Planner(generator, CHAT, SamplingParams(max_tokens=160))
-    drafts = [(await planner.write(TASK.instruction, ("solve",), seed))[0] for seed in range(40)]
+    policy = PolicyWriter(generator, CHAT)
+
+    async def ask(role: str, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+        return await policy.write(messages, sampling, key, begun)
+
+    planner = Planner(ask, SamplingParams(max_tokens=160))
+    drafts = [await planner.write(TASK.instruction, ("solve",), seed) for seed in range(40)]
     assert {faults(text) for text in drafts} == {(), ("block_empty",)}
     bad = next(text for text in drafts if faults(text))
     for seed in range(10):
-        text, _ = await planner.write(TASK.instruction, ("half", "solve"), seed, bad, ("block_empty",))
+        text = await planner.write(TASK.instruction, ("half", "solve"), seed, bad, ("block_empty",))
         assert set(take_apart(text)) == set(BLOCKS)
         assert "solve" in text
-        assert await Screener(generator, CHAT, fakes.fake_scan).refusals(TASK, text, seed) == ()
+        assert await Screener(ask, fakes.fake_scan).refusals(TASK, text, seed) == ()
         leak = text.replace("Look with ls", "all_done looks")
-        assert await Screener(generator, CHAT, fakes.fake_scan).refusals(TASK, leak, seed) == ("leak_test_name",)
+        assert await Screener(ask, fakes.fake_scan).refusals(TASK, leak, seed) == ("leak_test_name",)
 
 
 # --- policy --------------------------------------------------------------------------------------------------------

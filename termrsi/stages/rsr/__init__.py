@@ -1,71 +1,134 @@
-"""RSR, recursive self-rewrite (arXiv 2610.02826): discover, plan, screen, execute, verify, collect; one model plays every part."""
+"""RSR, recursive self-rewrite (arXiv 2610.02826): discover, plan, screen, execute, verify, collect; one model plays every part.
+
+Two passes, each item by item with no barrier between items: every task is discovered, then every source is planned, screened,
+executed and collected by itself. A finished item is a line of a journal, and only the items under way are in memory.
+"""
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import Any
 
 from termrsi.config.stages import RsrConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
 from termrsi.stages.base import Context, StageResult, write_json
-from termrsi.stages.rsr.collect import collect, write
-from termrsi.stages.rsr.discover import Source, discover
+from termrsi.stages.journal import Journal, each
+from termrsi.stages.rsr.collect import collect, total, write
+from termrsi.stages.rsr.discover import Source, counted, discover, source_of
 from termrsi.stages.rsr.execute import Runbook, execute
 from termrsi.stages.rsr.plan import Planner
 from termrsi.stages.rsr.screen import Screener
 
+Rewritten = dict[str, Any]  # Any: JSON; what one source became
+
 
 async def run(ctx: Context, config: RsrConfig) -> StageResult:
-    """Writes `data.json` (the SFT set), `runbooks.json`, and counts of what each filter kept and refused."""
-    sources, counts = await discover(ctx, config)
-    if config.sources:
-        sources = sources[: config.sources]
-    runbooks, screened = await _runbooks(ctx, config, sources)
-    write_json(ctx.out / "runbooks.json", [{"task": r.task.id, "number": r.number, "text": r.text} for r in runbooks])
-    executed = await execute(ctx, config, runbooks)
-    tasks = {task.id: task for task in ctx.tasks.train}
-    samples, collected = collect(ctx.chat, tasks, [scored for _, scored in executed], config.keep_per_task)
-    counts |= {"sources": len(sources), "runbooks": len(runbooks), **screened, **collected}
-    ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
-    if not samples:
-        raise StageError("no execution was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-    write(ctx.out / "data.json", samples)
-    summary: dict[str, float | int | str | None] = {
+    """Writes `data.json` (the rewritten set), `source_data.json` (the sources as they were), and the journals of both passes.
+
+    Raises StageError if no execution was verified.
+    """
+    tasks = ctx.tasks.train[: config.tasks or None]
+    of_id = {task.id: task for task in tasks}
+    summary: dict[str, float | int | str | None] = {}
+    with Journal(ctx.out / "discovered.jsonl") as discovered, Journal(ctx.out / "rewritten.jsonl") as rewritten:
+        async with _phase(ctx, "discover", len(tasks), summary):
+            await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: discover(ctx, config, task))
+        counts = counted(config, (found for _, found in discovered.values(of_id)))
+        solved = [task_id for task_id, found in discovered.values(of_id) if found["source"] is not None]
+        chosen = solved[: config.sources or None]
+        sources = (source_of(of_id[task_id], found) for task_id, found in discovered.values(chosen))
+        rewriter = _Rewriter(ctx, config)
+        async with _phase(ctx, "rewrite", len(chosen), summary):
+            await _each(ctx, rewritten, ((s.task.id, s) for s in sources), rewriter.rewrite)
+        refused: Counter[str] = Counter()
+        for _, one in rewritten.values(chosen):
+            refused.update(reason for draft in one["drafts"] for reason in draft["refused"])
+        runbooks = [{"task": task_id, **book} for task_id, one in rewritten.values(chosen) for book in one["runbooks"]]
+        collected = total(one["counts"] for _, one in rewritten.values(chosen))
+        counts |= {"sources": len(chosen), "runbooks": len(runbooks)}
+        counts |= {f"refused_{reason}": n for reason, n in sorted(refused.items())} | collected
+        ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
+        if not collected["kept"]:
+            raise StageError("no execution was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
+        write_json(ctx.out / "runbooks.json", runbooks)
+        write(ctx.out / "data.json", _samples(one for _, one in rewritten.values(chosen)))
+        num_sources = write(ctx.out / "source_data.json", _samples(one for _, one in discovered.values(chosen)))
+    summary = {
         "solved": counts["solved_jointly"],
         "runbooks": len(runbooks),
         "verified": collected["verified"],
-        "kept": len(samples),
+        "kept": collected["kept"],
+        "source_samples": num_sources,
+        **summary,
     }
-    return StageResult({"data": str(ctx.out / "data.json")}, summary, counts=counts)
+    outputs = {"data": str(ctx.out / "data.json"), "source_data": str(ctx.out / "source_data.json")}
+    return StageResult(outputs, summary, counts=counts)
 
 
-async def _runbooks(ctx: Context, config: RsrConfig, sources: list[Source]) -> tuple[list[Runbook], dict[str, int]]:
-    """K runbooks per source, each revised up to `rounds` times; a runbook that never passes is dropped, not its task."""
-    planner = Planner(ctx.generator, ctx.chat, ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens))
-    screener = Screener(ctx.generator, ctx.chat, ctx.scan)
-    refused: Counter[str] = Counter()
-    log: list[dict] = []
-    ctx.progress.begin(f"{ctx.name}: plan and screen", len(sources) * config.runbooks)
-    slots = asyncio.Semaphore(ctx.config.sandbox.concurrency)
+class _Rewriter:
+    """Plan, screen, execute, verify and collect for one source at a time."""
 
-    async def one(source: Source, number: int) -> Runbook | None:
-        text, reasons = "", ()
-        for attempt in range(config.rounds + 1):
+    def __init__(self, ctx: Context, config: RsrConfig) -> None:
+        self._ctx, self._config = ctx, config
+        sampling = ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens)
+        self._planner = Planner(ctx.ask, sampling, whole=config.plan_whole)
+        self._screener = Screener(ctx.ask, ctx.scan)
+
+    async def rewrite(self, source: Source) -> Rewritten:
+        """K runbooks, those that pass executed M times each; what is kept of the executions."""
+        ctx, config = self._ctx, self._config
+        drafts: list[dict[str, object]] = []
+        books = await asyncio.gather(*[self._runbook(source, number, drafts) for number in range(config.runbooks)])
+        passed = [book for book in books if book is not None]
+        executed = [pair for group in await asyncio.gather(*[execute(ctx, config, book) for book in passed]) for pair in group]
+        kept, counts = collect(ctx.chat, source.task, executed, config.keep_per_task)
+        return {
+            "drafts": sorted(drafts, key=lambda draft: (draft["number"], draft["attempt"])),
+            "runbooks": [{"number": book.number, "text": book.text} for book in passed],
+            "samples": [
+                {**asdict(sample), "harness": config.execute_harness, "runbook": number, "parent": source.rollout_id}
+                for number, sample in kept
+            ],
+            "counts": counts,
+        }
+
+    async def _runbook(self, source: Source, number: int, drafts: list[dict[str, object]]) -> Runbook | None:
+        """Revised up to `rounds` times; one that never passes is dropped, not its task."""
+        ctx, text, reasons = self._ctx, "", ()
+        for attempt in range(self._config.rounds + 1):
             seed = seed_of(ctx.config.seed, ctx.name, source.task.id, number, attempt)
-            async with slots:
-                text, tokens = await planner.write(source.task.instruction, source.commands, seed, text, reasons)
-                ctx.costs.completion_tokens += tokens
-                reasons = await screener.refusals(source.task, text, seed)
-            log.append({"task": source.task.id, "number": number, "attempt": attempt, "text": text, "refused": reasons})
+            text = await self._planner.write(source.task.instruction, source.commands, seed, text, reasons)
+            reasons = await self._screener.refusals(source.task, text, seed)
+            drafts.append({"number": number, "attempt": attempt, "text": text, "refused": list(reasons)})
             if not reasons:
-                ctx.progress.advance()
                 return Runbook(source.task, number, text)
-            refused.update(reasons)
-        ctx.progress.advance("dropped")
         return None
 
-    made = await asyncio.gather(*[one(s, k) for s in sources for k in range(config.runbooks)])
+
+async def _each(ctx: Context, journal: Journal, items: Iterable, work: Any) -> None:  # Any: see `each`
+    def advance(note: str) -> None:
+        ctx.keep_costs()
+        ctx.progress.advance(note)
+
+    await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, advance=advance)
+
+
+@asynccontextmanager
+async def _phase(ctx: Context, what: str, total: int, summary: dict[str, float | int | str | None]) -> AsyncGenerator[None, None]:
+    """A bar, the wall time of its episodes, and the share of it in which each part was at work."""
+    ctx.progress.begin(f"{ctx.name}: {what}", total)
+    start_s, before = ctx.clock(), await ctx.busy()
+    yield
+    wall_s = ctx.clock() - start_s
+    ctx.costs.rollout_s += wall_s
+    for part, seconds in (await ctx.busy()).items():
+        summary[f"{what}_{part}_busy"] = (seconds - before.get(part, 0.0)) / wall_s
     ctx.progress.end()
-    write_json(ctx.out / "screen.json", log)
-    write_json(ctx.out / "sources.json", [{**asdict(s), "task": s.task.id} for s in sources])
-    return [r for r in made if r is not None], {f"refused_{reason}": n for reason, n in sorted(refused.items())}
+
+
+def _samples(items: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:  # Any: JSON
+    for item in items:
+        yield from item["samples"]

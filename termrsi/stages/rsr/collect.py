@@ -1,10 +1,12 @@
-"""RSR 6, collect: strip the runbook, drop near-duplicates, balance per task, write the SFT set.
+"""RSR 6, collect: strip the runbook, drop near-duplicates, balance per task.
 
 The sampled tokens stay as they were sampled; only the prompt before them becomes the plain one of the general harness.
 """
 
-from dataclasses import asdict
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from termrsi.furnish import workdir_of
 from termrsi.harness import variants
@@ -13,35 +15,59 @@ from termrsi.records import Chunk, Sample, ScoredRollout, TaskSpec
 from termrsi.stages.base import write_json
 
 NEAR = 0.9  # Jaccard similarity of command sets above which two executions of one task are the same
+REASONS = ("verified", "near_duplicates", "over_balance", "split_history", "cut_replies", "kept")
+
+Origin = TypeVar("Origin", bound=Hashable)
 
 
 def collect(
-    chat: ChatFormat, tasks: dict[str, TaskSpec], results: list[ScoredRollout], keep_per_task: int
-) -> tuple[list[Sample], dict[str, int]]:
-    """Samples of verified executions, and counts of why the rest was not kept."""
-    reasons = ("verified", "near_duplicates", "over_balance", "split_history", "cut_replies", "kept")
-    counts = {"executions": len(results)} | dict.fromkeys(reasons, 0)
-    kept: dict[str, list[set[str]]] = {}
-    samples = []
-    for result in sorted(results, key=lambda r: (r.rollout.task_id, len(r.rollout.turns), r.rollout.id)):
-        if not result.verdict.strict:
-            continue
-        counts["verified"] += 1
+    chat: ChatFormat, task: TaskSpec, results: Sequence[tuple[Origin, ScoredRollout]], keep_per_task: int
+) -> tuple[list[tuple[Origin, Sample]], dict[str, int]]:
+    """Samples of the verified among one task's trajectories with their origins, and counts of why the rest was not kept.
+
+    An origin is what wrote or led a trajectory (a runbook, a harness): where there are too many, each origin's shortest come first.
+    """
+    counts = {"executions": len(results)} | dict.fromkeys(REASONS, 0)
+    verified = [(origin, result) for origin, result in results if result.verdict.strict]
+    counts["verified"] = len(verified)
+    before: list[set[str]] = []
+    kept = []
+    for origin, result in _in_turns(verified):
         commands = {turn.command for turn in result.rollout.turns if turn.command}
-        before = kept.setdefault(result.rollout.task_id, [])
         if any(_jaccard(commands, other) > NEAR for other in before):
             counts["near_duplicates"] += 1
-        elif len(before) >= keep_per_task:
-            counts["over_balance"] += 1
         elif len(result.rollout.chunks) != 1:
             counts["split_history"] += 1
         elif has_cut_reply(result.rollout.chunks[0], chat.end_of_turn):
             counts["cut_replies"] += 1
+        elif len(kept) >= keep_per_task:
+            counts["over_balance"] += 1
         else:
             before.append(commands)
-            samples.append(strip(chat, tasks[result.rollout.task_id], result))
+            kept.append((origin, strip(chat, task, result)))
             counts["kept"] += 1
-    return samples, counts
+    return kept, counts
+
+
+def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Counts of all tasks; those of REASONS are there without any."""
+    whole = Counter({"executions": 0} | dict.fromkeys(REASONS, 0))
+    for one in counts:
+        whole.update(one)
+    return dict(whole)
+
+
+def _in_turns(results: list[tuple[Origin, ScoredRollout]]) -> list[tuple[Origin, ScoredRollout]]:
+    """The shortest of each origin, then the second of each, and so on."""
+    of: dict[Origin, list[ScoredRollout]] = defaultdict(list)
+    for origin, result in results:
+        of[origin].append(result)
+    ranked = [
+        (rank, str(origin), origin, result)
+        for origin, own in of.items()
+        for rank, result in enumerate(sorted(own, key=lambda r: (len(r.rollout.turns), r.rollout.id)))
+    ]
+    return [(origin, result) for _, _, origin, result in sorted(ranked, key=lambda r: (r[0], r[1], len(r[3].rollout.turns)))]
 
 
 def has_cut_reply(chunk: Chunk, end_of_turn: int) -> bool:
@@ -57,9 +83,11 @@ def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
     return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=task.id)
 
 
-def write(path: Path, samples: list[Sample]) -> None:
-    """A data set that `stages.sft` reads."""
-    write_json(path, [asdict(sample) for sample in samples])
+def write(path: Path, rows: Iterable[dict]) -> int:
+    """A data set that `stages.sft` reads; how many rows it has."""
+    every = list(rows)
+    write_json(path, every)
+    return len(every)
 
 
 def _jaccard(a: set[str], b: set[str]) -> float:

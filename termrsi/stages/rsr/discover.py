@@ -1,11 +1,17 @@
 """RSR 1, discover: every harness on every task; verifier-passing trajectories are the sources of the rewrite."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from termrsi.config.stages import RsrConfig
 from termrsi.harness.group import task_group
 from termrsi.records import ScoredRollout, TaskSpec
 from termrsi.stages.base import Context
+from termrsi.stages.rsr.collect import collect
+
+Found = dict[str, Any]  # Any: JSON; what `discover` says of one task
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +24,15 @@ class Source:
     commands: tuple[str, ...]
 
 
-async def discover(ctx: Context, config: RsrConfig) -> tuple[list[Source], dict[str, int]]:
-    """One source per solved task (the shortest), and solve counts: per harness and jointly."""
-    tasks = ctx.tasks.train[: config.tasks or None]
+async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
+    """Every harness on one task: who solved it, its shortest verified trajectory, and the verified ones as samples.
+
+    Those samples are what training on the sources themselves takes: the solver's tokens and what it saw, its harness's
+    interventions included, under the general harness's prompt.
+    """
     specs = [
         spec
         for harness in config.harnesses
-        for task in tasks
         for spec in task_group(
             task,
             config.attempts,
@@ -35,23 +43,31 @@ async def discover(ctx: Context, config: RsrConfig) -> tuple[list[Source], dict[
             seed=ctx.config.seed,
         )
     ]
-    results = await ctx.episodes(specs, f"{ctx.name}: discover")
-    solved: dict[str, list[ScoredRollout]] = {}
-    counts = {"tasks": len(tasks), "attempts": len(specs)} | {f"solved_by_{h}": 0 for h in config.harnesses}
-    for harness in config.harnesses:
-        counts[f"solved_by_{harness}"] = len(
-            {r.rollout.task_id for r in results if r.verdict.strict and r.rollout.harness == harness}
-        )
-    for result in results:
-        if result.verdict.strict and commands_of(result):
-            solved.setdefault(result.rollout.task_id, []).append(result)
-    counts["solved_jointly"] = len(solved)
-    sources = []
-    for task in tasks:
-        if task.id in solved:
-            best = min(solved[task.id], key=lambda r: (len(commands_of(r)), r.rollout.completion_tokens))
-            sources.append(Source(task, best.rollout.id, best.rollout.harness, commands_of(best)))
-    return sources, counts
+    results = await ctx.episodes(specs, f"{ctx.name}: discover", advance=lambda note: None)
+    verified = [r for r in results if r.verdict.strict and commands_of(r)]
+    best = min(verified, key=lambda r: (len(commands_of(r)), r.rollout.completion_tokens, r.rollout.id), default=None)
+    kept, counts = collect(ctx.chat, task, [(r.rollout.harness, r) for r in results], config.keep_per_task)
+    return {
+        "attempts": len(specs),
+        "solved_by": sorted({r.rollout.harness for r in results if r.verdict.strict}),
+        "source": None if best is None else [best.rollout.id, best.rollout.harness, list(commands_of(best))],
+        "samples": [{**asdict(sample), "harness": harness} for harness, sample in kept],
+        "counts": counts,
+    }
+
+
+def counted(config: RsrConfig, found: Iterable[Found]) -> dict[str, int]:
+    """Of all tasks: attempts, tasks solved by each harness and by any."""
+    counts = Counter({"tasks": 0, "attempts": 0} | {f"solved_by_{h}": 0 for h in config.harnesses} | {"solved_jointly": 0})
+    for one in found:
+        counts.update({"tasks": 1, "attempts": one["attempts"], "solved_jointly": int(one["source"] is not None)})
+        counts.update(f"solved_by_{harness}" for harness in one["solved_by"])
+    return dict(counts)
+
+
+def source_of(task: TaskSpec, found: Found) -> Source:
+    rollout_id, harness, commands = found["source"]
+    return Source(task, rollout_id, harness, tuple(commands))
 
 
 def commands_of(result: ScoredRollout) -> tuple[str, ...]:

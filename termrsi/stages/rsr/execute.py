@@ -17,22 +17,17 @@ class Runbook:
     text: str
 
 
-async def execute(ctx: Context, config: RsrConfig, runbooks: list[Runbook]) -> list[tuple[Runbook, ScoredRollout]]:
-    """Every execution that the machine did not lose, with the runbook it followed."""
-    of_spec: dict[str, Runbook] = {}
-    specs = []
-    for runbook in runbooks:
-        group = task_group(
-            runbook.task,
-            config.executions,
-            label=f"{ctx.name}/execute{runbook.number}",
-            harness=config.execute_harness,
-            sampling=ctx.sampling(config.execute_temperature),
-            limits=ctx.limits(),
-            seed=ctx.config.seed,
-            guidance=runbook.text,
-        )
-        of_spec |= dict.fromkeys((s.id for s in group), runbook)
-        specs += group
-    results = await ctx.episodes(specs, f"{ctx.name}: execute")
-    return [(of_spec[r.rollout.id], r) for r in results]
+async def execute(ctx: Context, config: RsrConfig, runbook: Runbook) -> list[tuple[int, ScoredRollout]]:
+    """The runbook's number with every execution of it that the machine did not lose."""
+    specs = task_group(
+        runbook.task,
+        config.executions,
+        label=f"{ctx.name}/execute{runbook.number}",
+        harness=config.execute_harness,
+        sampling=ctx.sampling(config.execute_temperature),
+        limits=ctx.limits(),
+        seed=ctx.config.seed,
+        guidance=runbook.text,
+    )
+    results = await ctx.episodes(specs, f"{ctx.name}: execute", advance=lambda note: None)
+    return [(runbook.number, result) for result in results]

@@ -1,14 +1,14 @@
 """RSR 2, plan: from a task and a verified trajectory the model writes a runbook of five blocks. It never sees verifier or oracle.
 
-The headings are given and the model fills one after the other, each in one line: a small model forgets headings, and this is the
-same request to a large one. The blocks are those of the secondary notes on RSR; prompt and examples are ours, from no suite.
+The headings are given and the model fills one after the other, each in one line: a small model forgets headings. A large one, or
+one behind an endpoint, writes the whole in one reply. The blocks are those of the secondary notes on RSR; prompt and examples are
+ours, from no suite.
 """
 
 from dataclasses import replace
 
-from termrsi.harness.render import ChatFormat
-from termrsi.ports import Generator
 from termrsi.records import Message, SamplingParams
+from termrsi.stages.roles import Ask
 from termrsi.stages.runbook import BLOCKS
 
 _SYSTEM = f"You write short runbooks for a colleague who works in a Linux terminal. Use these five headings: {', '.join(BLOCKS)}."
@@ -38,18 +38,19 @@ _FEEDBACK = "Your last runbook was refused ({reasons}). Write another, without a
 
 
 class Planner:
-    """Writes and rewrites runbooks with the policy itself."""
+    """Writes and rewrites runbooks with the model of role `planner`: the policy itself, unless another is configured."""
 
-    def __init__(self, generator: Generator, chat: ChatFormat, sampling: SamplingParams) -> None:
-        """`sampling.max_tokens` bounds a whole runbook; each block gets its share."""
-        self._generator = generator
-        self._chat = chat
-        self._sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens // len(BLOCKS)))
+    def __init__(self, ask: Ask, sampling: SamplingParams, *, whole: bool = False) -> None:
+        """`sampling.max_tokens` bounds a whole runbook. `whole`: it is one reply; else each block gets its share of them."""
+        self._ask = ask
+        self._whole = whole
+        share = sampling.max_tokens if whole else max(1, sampling.max_tokens // len(BLOCKS))
+        self._sampling = replace(sampling, max_tokens=share)
 
     async def write(
         self, instruction: str, commands: tuple[str, ...], seed: int, refused: str = "", reasons: tuple[str, ...] = ()
-    ) -> tuple[str, int]:
-        """A runbook and how many tokens it took. `reasons` are categories only: the text of a refusal would leak."""
+    ) -> str:
+        """A runbook. `reasons` are categories only: the text of a refusal would leak."""
         messages = [Message("system", _SYSTEM)]
         for request, contents in _EXAMPLES:
             lines = [f"{heading}: {content}" for heading, content in zip(BLOCKS, contents, strict=True)]
@@ -57,12 +58,12 @@ class Planner:
         messages.append(Message("user", f"Task: {instruction}\nCommands that worked: {'; '.join(commands)}"))
         if refused:
             messages += [Message("assistant", refused), Message("user", _FEEDBACK.format(reasons=", ".join(reasons)))]
-        prompt, text, tokens = self._chat.prompt(messages), "", 0
+        if self._whole:
+            said = await self._ask("planner", messages, replace(self._sampling, seed=seed), "planner")
+            return said.text.strip()
+        text = ""
         for number, heading in enumerate(BLOCKS):
             text += f"{heading}:"
-            params = replace(self._sampling, seed=seed + number, stop_ids=self._chat.stop_ids)
-            completion = await self._generator.generate([*prompt, *self._chat.encode(text)], params, "planner")
-            tokens += len(completion.ids)
-            line = self._chat.decode(completion.ids).strip().partition("\n")[0].strip()
-            text += f" {line}\n"
-        return text.strip(), tokens
+            said = await self._ask("planner", messages, replace(self._sampling, seed=seed + number), "planner", text)
+            text += f" {said.text.strip().partition(chr(10))[0].strip()}\n"
+        return text.strip()

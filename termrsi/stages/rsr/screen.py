@@ -5,9 +5,9 @@ critic is the model itself; what it says unclearly counts as a refusal. A small 
 filter that holds.
 """
 
-from termrsi.harness.render import ChatFormat
-from termrsi.ports import Generator, Scan
+from termrsi.ports import Scan
 from termrsi.records import Message, SamplingParams, TaskSpec
+from termrsi.stages.roles import Ask
 from termrsi.stages.runbook import faults
 
 _SYSTEM = "Does the runbook mention a hidden test or a secret value that the task does not give? Answer yes or no."
@@ -22,9 +22,8 @@ _EXAMPLES = (
 class Screener:
     """Says why a runbook is refused; an empty answer passes it."""
 
-    def __init__(self, generator: Generator, chat: ChatFormat, scan: Scan) -> None:
-        self._generator = generator
-        self._chat = chat
+    def __init__(self, ask: Ask, scan: Scan) -> None:
+        self._ask = ask
         self._scan = scan
 
     async def refusals(self, task: TaskSpec, runbook: str, seed: int) -> tuple[str, ...]:
@@ -37,9 +36,8 @@ class Screener:
         for asked, example, answer in _EXAMPLES:
             messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
         messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
-        sampling = SamplingParams(temperature=0.0, max_tokens=4, seed=seed, stop_ids=self._chat.stop_ids)
-        completion = await self._generator.generate(self._chat.prompt(messages), sampling, "critic")
-        answer = self._chat.decode(completion.ids).strip().strip(".*").lower()
+        said = await self._ask("critic", messages, SamplingParams(temperature=0.0, max_tokens=4, seed=seed), "critic")
+        answer = said.text.strip().strip(".*").lower()
         if answer.startswith("no"):
             return ()
         return ("critic_leak",) if answer.startswith("yes") else ("critic_unclear",)
