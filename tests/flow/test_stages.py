@@ -36,7 +36,7 @@ from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, s
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rollin import TaskStream, specs_of
-from termrsi.stages.rsr.discover import counted, discover
+from termrsi.stages.rsr.discover import counted, discover, told
 from termrsi.stages.runbook import BLOCKS
 
 NEVER = FakeSkill(solve=-50.0, half=0.0)
@@ -249,7 +249,7 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
 async def test_discovery_finds_more_than_the_bare_policy(bench: Bench) -> None:
     async def found(name: str, config: RsrConfig) -> dict[str, int]:
         ctx = bench.ctx(name)
-        return counted(config, [await discover(ctx, config, task) for task in ctx.tasks.train])
+        return counted(config, [told(config, await discover(ctx, config, task)) for task in ctx.tasks.train])
 
     counts = await found("assisted", RsrConfig())
     bare = await found("bare", RsrConfig(harnesses=["react"], attempts=2))

@@ -14,10 +14,11 @@ from typing import Any
 from termrsi.config.stages import RsrConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
+from termrsi.records import TaskSpec
 from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.journal import Journal, each
 from termrsi.stages.rsr.collect import collect, total, write
-from termrsi.stages.rsr.discover import Source, counted, discover, source_of
+from termrsi.stages.rsr.discover import Found, Source, counted, discover, source_of, told
 from termrsi.stages.rsr.execute import Runbook, execute
 from termrsi.stages.rsr.plan import Planner
 from termrsi.stages.rsr.screen import Screener
@@ -35,7 +36,7 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
     summary: dict[str, float | int | str | None] = {}
     with Journal(ctx.out / "discovered.jsonl") as discovered, Journal(ctx.out / "rewritten.jsonl") as rewritten:
         async with _phase(ctx, "discover", len(tasks), summary):
-            await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: discover(ctx, config, task))
+            await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: _discovered(ctx, config, task))
         counts = counted(config, (found for _, found in discovered.values(of_id)))
         solved = [task_id for task_id, found in discovered.values(of_id) if found["source"] is not None]
         chosen = solved[: config.sources or None]
@@ -66,6 +67,18 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
     }
     outputs = {"data": str(ctx.out / "data.json"), "source_data": str(ctx.out / "source_data.json")}
     return StageResult(outputs, summary, counts=counts)
+
+
+async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
+    """What every harness made of one task, with its verified trajectories as samples.
+
+    Those are what training on the sources themselves takes: the solver's tokens and what it saw, its harness's interventions
+    included, under the general harness's prompt.
+    """
+    results = await discover(ctx, config, task)
+    kept, counts = collect(ctx.chat, task, [(r.rollout.harness, r) for r in results], config.keep_per_task)
+    samples = [{**asdict(sample), "harness": harness} for harness, sample in kept]
+    return {**told(config, results), "samples": samples, "counts": counts}
 
 
 class _Rewriter:

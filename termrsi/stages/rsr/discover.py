@@ -1,15 +1,14 @@
 """RSR 1, discover: every harness on every task; verifier-passing trajectories are the sources of the rewrite."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from termrsi.config.stages import RsrConfig
 from termrsi.harness.group import task_group
 from termrsi.records import ScoredRollout, TaskSpec
 from termrsi.stages.base import Context
-from termrsi.stages.rsr.collect import collect
 
 Found = dict[str, Any]  # Any: JSON; what `discover` says of one task
 
@@ -24,12 +23,8 @@ class Source:
     commands: tuple[str, ...]
 
 
-async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
-    """Every harness on one task: who solved it, its shortest verified trajectory, and the verified ones as samples.
-
-    Those samples are what training on the sources themselves takes: the solver's tokens and what it saw, its harness's
-    interventions included, under the general harness's prompt.
-    """
+async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> list[ScoredRollout]:
+    """Every harness on one task."""
     specs = [
         spec
         for harness in config.harnesses
@@ -43,16 +38,17 @@ async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
             seed=ctx.config.seed,
         )
     ]
-    results = await ctx.episodes(specs, f"{ctx.name}: discover", advance=lambda note: None)
+    return await ctx.episodes(specs, f"{ctx.name}: discover", advance=lambda note: None)
+
+
+def told(config: RsrConfig, results: Sequence[ScoredRollout]) -> Found:
+    """Of one task's attempts: who solved it, and its shortest verified trajectory."""
     verified = [r for r in results if r.verdict.strict and commands_of(r)]
     best = min(verified, key=lambda r: (len(commands_of(r)), r.rollout.completion_tokens, r.rollout.id), default=None)
-    kept, counts = collect(ctx.chat, task, [(r.rollout.harness, r) for r in results], config.keep_per_task)
     return {
-        "attempts": len(specs),
+        "attempts": config.attempts * len(config.harnesses),
         "solved_by": sorted({r.rollout.harness for r in results if r.verdict.strict}),
         "source": None if best is None else [best.rollout.id, best.rollout.harness, list(commands_of(best))],
-        "samples": [{**asdict(sample), "harness": harness} for harness, sample in kept],
-        "counts": counts,
     }
 
 
