@@ -78,6 +78,13 @@ class Schedule(enum.StrEnum):
     continue_rpr = "continue_rpr"
 
 
+class Workflow(enum.StrEnum):
+    """What ReTerm's teacher is told to do: the four steps, or a short form with worked examples that a small model can follow."""
+
+    full = "full"
+    short = "short"
+
+
 class Warmup(enum.StrEnum):
     on = "on"
     off = "off"

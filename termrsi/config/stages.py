@@ -22,6 +22,7 @@ from termrsi.config.choices import (
     Loss,
     Reward,
     TokenSteps,
+    Workflow,
 )
 from termrsi.errors import ConfigError
 
@@ -293,6 +294,7 @@ class CollectRecoveryConfig(StageConfig):
     teacher_attempts: int = 2
     teacher_harness: str = "react"  # an assisting one shows worked examples as turns
     teacher_temperature: float = 0.6
+    workflow: Workflow = Workflow.full
 
     def __post_init__(self) -> None:
         at_least("collect_recovery", 1, attempts=self.attempts, teacher_attempts=self.teacher_attempts)

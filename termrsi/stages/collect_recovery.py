@@ -1,24 +1,44 @@
 """ReTerm data (arXiv 2610.18484, sections on data and filters): failures of the policy, continued from the failure state.
 
-The teacher is the policy with a workflow prompt and worked examples that are used only here, and without a word from the verifier;
-with an assisting `teacher_harness` it sees the examples as turns, on the failed machine, without the failed history.
-Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens. Of the paper's four
-filters two need no model and run here: verifier and format; the judged ones (compliance, efficiency) do not run in this version,
-and the counts say so.
+The teacher is the policy, unless another is configured, with a workflow prompt that is used only here, and without a word from the
+verifier; with an assisting `teacher_harness` it sees worked examples as turns, on the failed machine, without the failed history.
+Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens.
+
+An item is a task: its first attempts, and all that continues their failures. What they hold of machines ends with the item.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
+from termrsi.config.choices import Workflow
 from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
 from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, task_group
 from termrsi.harness.render import ChatFormat, restate
-from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout
+from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout, TaskSpec
 from termrsi.stages.base import Context, StageResult, write_json
+from termrsi.stages.journal import Journal, each
 from termrsi.stages.points import is_start, point_of
 
+# What a capable teacher works by (the paper's four steps, in our words).
 WORKFLOW_PROMPT = (
+    "Your earlier attempt at this task failed, and nobody will tell you why. The machine was not reset: what you did is still "
+    "there, and may be wrong. Before you change anything:\n"
+    "1. Look at what you inherited. Call each part (files, settings, processes, results) trusted, partly trusted, broken or "
+    "harmful.\n"
+    "2. Read the task again and write down what it asks for, point by point, without regard to what you believed before.\n"
+    "3. Say why the attempt failed: a wrong approach, a patch of a symptom, a spoiled state, a missing result, a misread "
+    "requirement, a check too shallow, a time limit, an error of syntax or at run time. Write a new test of the result that stands "
+    "on the task alone, not on your earlier tests or on what your present work puts out. If it fails, redesign.\n"
+    "4. Decide for each part: keep, repair, isolate or discard. Then finish the task, and run your test.\n"
+    "Task: {instruction}"
+)
+
+# What a small one can follow.
+SHORT_PROMPT = (
     "Your earlier attempt at this task failed. The machine was not reset. Work like this: look at what is there; say to yourself "
     "what the task asks; keep what is right, repair or delete what is wrong; then check the result. One command per reply.\n"
     "Commands that solved other tasks:\n"
@@ -29,65 +49,108 @@ WORKFLOW_PROMPT = (
 # After worked examples as turns: a small model is led by the last words it reads, and those should be the task.
 EXAMPLES_PROMPT = "{instruction}"
 
+PROMPTS = {Workflow.full: WORKFLOW_PROMPT, Workflow.short: SHORT_PROMPT}
+COUNTS = ("attempts", "failures", "too_long", "continuations", "verified", "bad_format", "split_history", "more_than_one", "kept")
+
+Recovered = dict[str, Any]  # Any: JSON; what became of one task
+
 
 async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
-    """Writes `data.json` and `points.json`."""
+    """Writes `data.json`; `recovered.jsonl` has the restart points too. Raises StageError if nothing was kept."""
     tasks = ctx.tasks.train[: config.tasks or None]
-    specs = [
-        spec
-        for task in tasks
-        for spec in task_group(
-            task,
-            config.attempts,
-            label=f"{ctx.name}/first",
-            harness="react",
-            sampling=ctx.sampling(config.temperature),
-            limits=ctx.limits(),
-            seed=ctx.config.seed,
-            keep_snapshot=True,
-        )
-    ]
-    first = await ctx.episodes(specs, f"{ctx.name}: first attempts")
-    of_task = {task.id: task for task in tasks}
-    failures = [s for s in first if is_start(s)]
-    points = [point_of(s, of_task[s.rollout.task_id], 0) for s in failures]
-    usable = [p for p in points if fits(p, ctx.limits(), reserve_tokens=2 * ctx.config.sampling.max_tokens)]
-    write_json(ctx.out / "points.json", [{**asdict(p), "task": p.task.id} for p in usable])
-    teacher = [
-        spec
-        for point in usable
-        for spec in recovery_group(
-            point,
-            config.teacher_attempts,
-            label=f"{ctx.name}/teacher",
-            harness=config.teacher_harness,
-            sampling=ctx.sampling(config.teacher_temperature),
-            limits=ctx.limits(),
-            seed=ctx.config.seed,
-            prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else WORKFLOW_PROMPT,
-        )
-    ]
-    recovered = await ctx.episodes(teacher, f"{ctx.name}: recovery")
-    await ctx.rollouts.discard([s.rollout.snapshot for s in first if s.rollout.snapshot is not None])
-    samples, counts = keep(ctx.chat, {p.id: p for p in usable}, recovered)
-    counts |= {"attempts": len(first), "failures": len(failures), "too_long": len(points) - len(usable), "judged": 0}
-    ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
-    if not samples:
-        raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-    write_json(ctx.out / "data.json", [asdict(sample) for sample in samples])
+    keys = [task.id for task in tasks]
+
+    def advance(note: str) -> None:
+        ctx.keep_costs()
+        ctx.progress.advance(note)
+
+    async def work(task: TaskSpec) -> Recovered:
+        return await _recover(ctx, config, task)
+
+    start_s = ctx.clock()
+    ctx.progress.begin(f"{ctx.name}: failures and recoveries", len(tasks))
+    with Journal(ctx.out / "recovered.jsonl") as journal:
+        items = ((task.id, task) for task in tasks)
+        await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, advance=advance)
+        ctx.progress.end()
+        ctx.costs.rollout_s += ctx.clock() - start_s
+        whole = Counter(dict.fromkeys(COUNTS, 0))
+        for _, one in journal.values(keys):
+            whole.update(one["counts"])
+        counts = dict(whole)
+        ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
+        if not counts["kept"]:
+            raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
+        write_json(ctx.out / "data.json", [sample for _, one in journal.values(keys) for sample in one["samples"]])
     summary: dict[str, float | int | str | None] = {
-        "failures": len(failures),
+        "failures": counts["failures"],
         "recoveries": counts["verified"],
-        "kept": len(samples),
+        "kept": counts["kept"],
     }
     return StageResult({"data": str(ctx.out / "data.json")}, summary, counts=counts)
 
 
-def keep(chat: ChatFormat, points: dict[str, RecoveryPoint], results: list[ScoredRollout]) -> tuple[list[Sample], dict[str, int]]:
+async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) -> Recovered:
+    """First attempts, continuations of the failures among them, and what is kept of these."""
+    first = await ctx.episodes(_attempts(ctx, config, task), f"{ctx.name}: first attempts", advance=lambda note: None)
+    try:
+        points = [point_of(scored, task, 0) for scored in first if is_start(scored)]
+        usable = [p for p in points if fits(p, ctx.limits(), reserve_tokens=2 * ctx.config.sampling.max_tokens)]
+        teacher = [spec for point in usable for spec in _continuations(ctx, config, point)]
+        results = await ctx.episodes(teacher, f"{ctx.name}: recovery", advance=lambda note: None)
+    finally:
+        await ctx.rollouts.discard([scored.rollout.snapshot for scored in first if scored.rollout.snapshot is not None])
+    samples, counts = keep(ctx.chat, {point.id: point for point in usable}, results)
+    counts |= {"attempts": len(first), "failures": len(points), "too_long": len(points) - len(usable)}
+    return {
+        "points": [
+            {
+                "id": p.id,
+                "history_ids": p.history_ids,
+                "num_turns": p.num_turns,
+                "commands": p.commands,
+                "digest": p.snapshot.digest,
+            }
+            for p in usable
+        ],
+        "samples": [asdict(sample) for sample in samples],
+        "counts": counts,
+    }
+
+
+def _attempts(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) -> list:
+    return task_group(
+        task,
+        config.attempts,
+        label=f"{ctx.name}/first",
+        harness="react",
+        sampling=ctx.sampling(config.temperature),
+        limits=ctx.limits(),
+        seed=ctx.config.seed,
+        keep_snapshot=True,
+    )
+
+
+def _continuations(ctx: Context, config: CollectRecoveryConfig, point: RecoveryPoint) -> list:
+    return recovery_group(
+        point,
+        config.teacher_attempts,
+        label=f"{ctx.name}/teacher",
+        harness=config.teacher_harness,
+        sampling=ctx.sampling(config.teacher_temperature),
+        limits=ctx.limits(),
+        seed=ctx.config.seed,
+        prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else PROMPTS[config.workflow],
+    )
+
+
+def keep(
+    chat: ChatFormat, points: dict[str, RecoveryPoint], results: Sequence[ScoredRollout]
+) -> tuple[list[Sample], dict[str, int]]:
     """Verified, well-formed continuations, restated under the minimal prompt; the shortest one per restart point."""
     counts = {"continuations": len(results), "verified": 0, "bad_format": 0, "split_history": 0, "more_than_one": 0, "kept": 0}
     samples: dict[str, Sample] = {}
-    for result in sorted(results, key=lambda r: (r.rollout.recovery_id, len(r.rollout.turns), r.rollout.id)):
+    for result in _shortest_first(results):
         rollout = result.rollout
         if not result.verdict.strict:
             continue
@@ -99,13 +162,19 @@ def keep(chat: ChatFormat, points: dict[str, RecoveryPoint], results: list[Score
         elif rollout.recovery_id in samples:
             counts["more_than_one"] += 1
         else:
-            point = points[rollout.recovery_id]
-            history = point.history_ids
-            text = RECOVERY_PROMPT.format(instruction=point.task.instruction)
-            prompt = [*history, *chat.bridge([Message("user", text)], ended=history[-1:] == (chat.end_of_turn,))]
-            chunk = restate(rollout.chunks[0], prompt)
-            samples[rollout.recovery_id] = Sample(
-                chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=rollout.id, group_id=point.task.id
-            )
+            samples[rollout.recovery_id] = _restated(chat, points[rollout.recovery_id], result)
             counts["kept"] += 1
     return list(samples.values()), counts
+
+
+def _shortest_first(results: Iterable[ScoredRollout]) -> list[ScoredRollout]:
+    return sorted(results, key=lambda r: (r.rollout.recovery_id, len(r.rollout.turns), r.rollout.id))
+
+
+def _restated(chat: ChatFormat, point: RecoveryPoint, result: ScoredRollout) -> Sample:
+    """The teacher's tokens after the failed history and the minimal prompt."""
+    history = point.history_ids
+    text = RECOVERY_PROMPT.format(instruction=point.task.instruction)
+    prompt = [*history, *chat.bridge([Message("user", text)], ended=history[-1:] == (chat.end_of_turn,))]
+    chunk = restate(result.rollout.chunks[0], prompt)
+    return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=point.task.id)

@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from termrsi import fakes
 from termrsi.algo import metrics
 from termrsi.config.choices import Loss
-from termrsi.config.schema import Config
 from termrsi.config.stages import (
     CollectRecoveryConfig,
     CreditConfig,
@@ -26,113 +25,23 @@ from termrsi.config.stages import (
     WarmupCriticConfig,
 )
 from termrsi.errors import StageError
-from termrsi.fakes import FakeCritic, FakeParts, FakePolicy, FakeSkill
+from termrsi.fakes import FakeCritic, FakePolicy, FakeSkill
 from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT
-from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
 from termrsi.records import EpisodeSpec, RecoveryPoint, Routing, Sample, ScoredRollout, Snapshot, TaskSpec, UpdateMetrics
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
-from termrsi.stages.base import Context, Progress, Splits
-from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rollin import TaskStream, specs_of
 from termrsi.stages.rsr.discover import counted, discover, told
 from termrsi.stages.runbook import BLOCKS
+from tests.stage_bench import Bench, lines, samples_in
 
 NEVER = FakeSkill(solve=-50.0, half=0.0)
-
-
-class RecordingRunner(Runner):
-    """Keeps every spec that was asked for."""
-
-    def __init__(self, made: FakeParts) -> None:
-        super().__init__(made.pool, made.verifier, made.generator, made.chat)
-        self.specs: list[EpisodeSpec] = []
-
-    async def run(self, specs: Sequence[EpisodeSpec]):  # the type of its base
-        self.specs += specs
-        async for result in super().run(specs):
-            yield result
-
-
-async def no_figures() -> dict[str, float]:
-    return {}
-
-
-@dataclass
-class Bench:
-    """The fakes of one run, a directory, and what the stages logged."""
-
-    root: Path
-    seed: int = 0
-    made: FakeParts = field(default_factory=fakes.dry_parts)
-    log: list[tuple[str, dict[str, float]]] = field(default_factory=list)
-    on_log: Callable[[dict[str, float]], Awaitable[None]] | None = None
-    reference: FakePolicy | None = None
-
-    def __post_init__(self) -> None:
-        self.runner = RecordingRunner(self.made)
-
-    async def sync(self) -> None:
-        await self.made.generator.pull(await self.made.policy.publish())
-
-    async def use(self, skill: FakeSkill) -> None:
-        self.made.policy.skill = skill
-        await self.sync()
-
-    def ctx(self, name: str, **inputs: Path) -> Context:
-        out, made = self.root / name, self.made
-        out.mkdir()
-        return Context(
-            config=Config(seed=self.seed),
-            name=name,
-            out=out,
-            tasks=Splits(*made.tasks),
-            checks=made.checks,
-            chat=made.chat,
-            generator=made.generator,
-            rollouts=self.runner,
-            policy=made.policy,
-            critic=made.critic,
-            reference=self.reference,
-            queue=made.queue,
-            groups=made.groups,
-            scan=made.scan,
-            inputs=inputs,
-            log=lambda stage, values: self.log.append((stage, values)),
-            progress=Progress(),
-            sync=self.sync,
-            writer=lambda role: PolicyWriter(made.generator, made.chat),
-            busy=no_figures,
-        )
-
-    def logged(self, key: str) -> list[float]:
-        return [values[key] for _, values in self.log if key in values]
-
-    def nothing_is_held(self) -> bool:
-        world = self.made.pool.world
-        return world.leases == world.releases and not world.open and not world.snapshots
-
-    async def mean(self, name: str, k: int = 10) -> float:
-        """Mean@k on the held-out tasks, at temperature 1."""
-        summary = (await evaluate.run(self.ctx(name), EvaluateConfig(k=k, temperature=1.0))).summary
-        return float(summary["mean_at_k"] or 0.0)
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def samples_in(path: Path) -> list[Sample]:
-    rows: list[dict] = json.loads(path.read_text())
-    known = {field.name for field in fields(Sample)}
-    own = [{key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known} for row in rows]
-    return [Sample(**row) for row in own]  # type: ignore[arg-type]
 
 
 # --- evaluate ------------------------------------------------------------------------------------------------------
@@ -520,7 +429,7 @@ async def test_recovery_data_continues_failures_and_trains_the_continuation_only
     ctx = bench.ctx("collect")
     result = await collect_recovery.run(ctx, CollectRecoveryConfig())
     counts, chat = result.counts, bench.made.chat
-    points = json.loads((ctx.out / "points.json").read_text())
+    points = [point for line in lines(ctx.out / "recovered.jsonl") for point in line["value"]["points"]]
     first = {r["rollout"]["id"]: r for r in lines(ctx.out / "rollouts.jsonl") if not r["rollout"]["recovery_id"]}
     assert counts["failures"] == len(points) == sum(not r["verdict"]["strict"] for r in first.values()) > 0
     assert counts["continuations"] == 2 * counts["failures"]

@@ -20,7 +20,7 @@ from termrsi.harness.group import RECOVERY_PROMPT, task_group
 from termrsi.harness.render import ChatFormat, Transcript
 from termrsi.records import Limits, Message, Sample, SamplingParams, WeightsVersion, Writing
 from termrsi.reward.shaping import FamilyScale
-from termrsi.stages.collect_recovery import WORKFLOW_PROMPT
+from termrsi.stages.collect_recovery import SHORT_PROMPT
 from termrsi.stages.credit import samples_of
 from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rsr.plan import Planner
@@ -132,7 +132,7 @@ async def test_the_seed_decides_and_a_reply_is_cut_at_its_limit() -> None:
         (variants.get("retry").messages(TASK.instruction), True),
         (variants.get("react").messages(TASK.instruction, "Milestones: run solve"), True),
         ([Message("system", "-"), Message("user", RECOVERY_PROMPT.format(instruction="x"))], True),
-        ([Message("system", "-"), Message("user", WORKFLOW_PROMPT.format(instruction="x"))], True),
+        ([Message("system", "-"), Message("user", SHORT_PROMPT.format(instruction="x"))], True),
     ],
 )
 async def test_what_helps(messages: list[Message], helped: bool) -> None:
