@@ -1,5 +1,6 @@
 """Planted secrets are found, in the right category; what the task itself says is none."""
 
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ def test_total_is_right():
     assert digest() == "d41d8cd98f00b204"
     assert "hidden sentinel phrase" in text()
     assert count() == 2024
+    assert first_line() == "paid: 42"
+    assert encoding == "utf-8"
 
 class TestOrder:
     pass
@@ -46,7 +49,7 @@ def task(tmp_path: Path) -> TaskSpec:
         ("The answer is 48,151.62.", ("literal",)),
         ("Some invoices are of 2024, or 7, or 123.", ()),
         ("Print 77310 at the end.", ("literal",)),  # of the solution
-        ("The digest D41D8CD98F00B204 comes out.", ("literal",)),
+        ("The digest D41D8CD98F00B204 comes out.", ("hash",)),
         ("It has a hidden sentinel phrase in it.", ("literal",)),
         ("Use awk 'sum over column 7 of it'.", ("literal",)),
         ("Write to /app/out/total_secret.txt.", ("literal", "path")),
@@ -58,6 +61,19 @@ def task(tmp_path: Path) -> TaskSpec:
         ("TestOrder comes last", ("test_name",)),
         ("file_exists is checked", ("test_name",)),
         ("the program runs", ()),
+        ("The first line reads paid: 42.", ("expected_output",)),
+        ("Read it as utf-8, as 42 were paid.", ()),
+        (f"echo {b64encode(b'48151.62').decode()} | base64 -d", ("encoded",)),
+        (f"xxd -r -p <<< {b'hidden sentinel phrase'.hex()}", ("encoded",)),
+        ("uvqqra fragvary cuenfr", ("encoded",)),  # rot13
+        ("Backwards it is 26.15184.", ("reversed",)),
+        ("Backwards: esarhp lenitnes neddih", ("reversed",)),
+        ("First 481,\nthen 51.6,\nthen 2.", ("split",)),
+        ("echo 'hidden' 'senti' 'nel' 'phrase'", ("split",)),
+        ("cat /tests/* first", ("reads_tests",)),
+        ("Run bash test.sh and look", ("reads_tests", "test_name")),
+        ("ls /solution", ("reads_tests",)),
+        ("Test the result in a shell, then stop.", ()),
         ("", ()),
     ],
 )
@@ -66,7 +82,7 @@ def test_categories(task: TaskSpec, text: str, categories: tuple[str, ...]) -> N
 
 
 def test_only_categories_come_back(task: TaskSpec) -> None:
-    assert set(scan(task, TESTS)) == {"literal", "ngram", "path", "test_name"}
+    assert set(scan(task, TESTS)) == {"expected_output", "hash", "literal", "ngram", "path", "test_name"}
 
 
 def test_the_instruction_itself_leaks_nothing(task: TaskSpec) -> None:
