@@ -7,6 +7,7 @@
         SandboxSpoiled  by what ran in it: the one fault that is the agent's, and ends as a StopReason or a Verdict
       VerifierError     a verifier could not run, or its result is invalid (never scored as 0)
       EngineError       the generator died or refused a request
+        CaptureError    one completion came without the routing that was asked for
       WeightsError      weights could not be published, pulled, or differ after a pull
       CheckpointError   a checkpoint is missing, incomplete or of another model
       StageError        a stage could not reach its result
@@ -51,6 +52,10 @@ class VerifierError(TermrsiError, RuntimeError):
 
 class EngineError(TermrsiError, RuntimeError):
     """The generator died or refused a request."""
+
+
+class CaptureError(EngineError):
+    """One completion came without the routing that was asked for: its rollout cannot be replayed, and is lost."""
 
 
 class WeightsError(TermrsiError, RuntimeError):

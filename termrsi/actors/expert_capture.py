@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from termrsi.actors.engine_probe import WeightProbe
-from termrsi.errors import EngineError
+from termrsi.errors import CaptureError, EngineError
 from termrsi.records import Routing
 
 KEY = "termrsi_routing"  # of a request's `extra_args`: under what its experts are kept
@@ -145,7 +145,7 @@ class RoutingSource:
             self._shape = shape
 
     async def of(self, choice: Any, key: str, tokens: int) -> Routing:  # Any: vLLM's CompletionOutput
-        """The experts of the first `tokens` tokens of a finished request. Raises EngineError if those of one are missing."""
+        """The experts of the first `tokens` tokens of a finished request. Raises CaptureError if those of one are missing."""
         from termrsi.model.routing import first_missing, record
 
         layers, num_experts = self._shape["layers"], self._shape["num_experts"]
@@ -156,8 +156,8 @@ class RoutingSource:
         elif array is not None:
             array = array[:, layers]  # vLLM's has a column for each layer, dense ones included
         if array is None or len(array) < tokens:
-            raise EngineError(f"routing of {0 if array is None else len(array)} tokens came with {tokens}", "generator")
+            raise CaptureError(f"routing of {0 if array is None else len(array)} tokens came with {tokens}", "generator")
         gap = first_missing(array[:tokens], num_experts)
         if gap is not None:
-            raise EngineError(f"no routing of token {gap[0]} in layer {gap[1]} came with {tokens} tokens", "generator")
+            raise CaptureError(f"no routing of token {gap[0]} in layer {gap[1]} came with {tokens} tokens", "generator")
         return record(array[:tokens], num_experts)

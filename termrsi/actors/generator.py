@@ -116,7 +116,7 @@ class Engine:
         self.busy = Busy()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        """One completion. Raises EngineError if the engine is dead, refuses the prompt, or misses routing that was asked for."""
+        """One completion. Raises EngineError if the engine is dead or refuses the prompt, CaptureError if routing is missing."""
         await self._gate.wait()
         self._requests += 1
         request_id = f"r{self._requests}"

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
 
-from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
+from termrsi.errors import CaptureError, SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat
@@ -75,7 +75,7 @@ class Runner:
                 reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
             except TaskError as error:
                 return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt)
-            except (SandboxError, VerifierError) as error:
+            except (SandboxError, VerifierError, CaptureError) as error:
                 reason = f"{type(error).__name__}: {error}"
         return DroppedRollout(spec.id, spec.group_id, spec.task.id, reason, self._retries + 1)
 

@@ -12,6 +12,7 @@ from termrsi.report import ledger
 from termrsi.report.ledger import Entry
 
 PLACES = ("seed", "run_dir", "reuse", "logger", "logger.project", "min_free_gib")
+BRANCHES = 3  # evaluations of a run, from which on each is told and not the last alone
 COLUMNS = ("arm", "seeds", "Mean@k %", "gain, points", "validation % per phase", "last EV")
 
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.
@@ -24,6 +25,7 @@ class Run:
 
     arm: str
     entries: list[Entry]
+    baselines: dict[str, str]  # of each evaluation: the one that its gain is over
 
     @property
     def final(self) -> Entry | None:
@@ -37,7 +39,9 @@ def read(run_dir: Path) -> Run:
     if not entries or not asked.is_file():
         raise ConfigError("no finished stage there", str(run_dir), "valid: run directories")
     own = [word for word in json.loads(asked.read_text()) if word.partition("=")[0] not in PLACES]
-    return Run(" ".join(own), entries)
+    manifests = [json.loads(path.read_text()) for path in run_dir.glob("stages/*/manifest.json")]
+    baselines = {m["entry"]["stage"]: m.get("config", {}).get("baseline", "") for m in manifests}
+    return Run(" ".join(own), entries, baselines)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -54,7 +58,31 @@ def table(runs: Sequence[Run]) -> str:
     for arm, members in arms.items():
         label = " ".join(word for word in arm.split() if word not in common) or "as it is"
         lines.append("| " + " | ".join((label, *_cells(members))) + " |")
+    return "\n".join(lines) + "\n" + "".join(_evaluations(members) for members in arms.values())
+
+
+def _evaluations(members: Sequence[Run]) -> str:
+    """Of runs with several branches: each evaluation and its gain over its baseline, mean over seeds, with every seed's figure."""
+    names = [entry.stage for entry in members[0].entries if entry.kind == "evaluate"]
+    if len(names) < BRANCHES:
+        return ""
+    lines = ["", "| evaluation | seeds | Mean@k % | each | gain over | points | each |", "|" + " --- |" * 7]
+    for name in names:
+        entries = [entry for run in members for entry in run.entries if entry.stage == name]
+        means = [100.0 * float(entry.summary["mean_at_k"] or 0.0) for entry in entries]
+        gains = [100.0 * float(entry.summary["gain"] or 0.0) for entry in entries if "gain" in entry.summary]
+        cells = [name, str(len(means)), _mean(means, "{:.1f}"), " ".join(f"{mean:.1f}" for mean in means)]
+        cells += [members[0].baselines.get(name, ""), _mean(gains, "{:+.1f}"), " ".join(f"{gain:+.1f}" for gain in gains)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    """With its interval over seeds, where there are several."""
+    if not values:
+        return ""
+    said, bounds = form.format(statistics.fmean(values)), over_seeds(values)
+    return f"{said} [{form.format(bounds[0])}, {form.format(bounds[1])}]" if bounds else said
 
 
 def _cells(members: Sequence[Run]) -> tuple[str, ...]:

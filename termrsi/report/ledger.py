@@ -70,11 +70,23 @@ def write(run_dir: Path, entries: Sequence[Entry]) -> None:
     (run_dir / "ledger.md").write_text("# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
 
 
+def at_work(entry: Entry) -> str:
+    """Shares of the stage's wall time in which each part had work; "" where nothing was counted."""
+    wall_s = entry.costs.get("wall_s", 0.0)
+    spent = {part: entry.costs.get(f"{part}_busy_s", 0.0) for part in ("generator", "sandboxes", "verifier")}
+    if wall_s <= 0.0 or not any(spent.values()):
+        return ""
+    spent |= {"learner": entry.costs.get("learn_s", 0.0)}
+    return ", ".join(f"{part} {100.0 * seconds / wall_s:.0f} %" for part, seconds in spent.items())
+
+
 def _counts(entries: Sequence[Entry]) -> str:
     parts = []
     for e in entries:
-        if e.counts:
-            parts.append(f"**{e.stage}**: " + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in e.counts.items()))
+        told = [", ".join(f"{k.replace('_', ' ')} {v}" for k, v in e.counts.items())] if e.counts else []
+        told += [f"at work: {busy}"] if (busy := at_work(e)) else []
+        if told:
+            parts.append(f"**{e.stage}**: " + "; ".join(told))
     return "\n\n".join(parts) + ("\n" if parts else "")
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from termrsi.stages.base import Context, StageResult
 from termrsi.stages.finished import FinishedRollouts
 from tests.stage_bench import Bench, lines
 
-STAGES: dict[str, Callable[[Context], Awaitable[StageResult]]] = {
+STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
     "rsr": lambda ctx: rsr.run(ctx, RsrConfig(attempts=2)),
     "collect_recovery": lambda ctx: collect_recovery.run(ctx, CollectRecoveryConfig(attempts=2, workflow=Workflow.short)),
 }

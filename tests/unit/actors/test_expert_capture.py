@@ -5,7 +5,7 @@ import pytest
 
 from termrsi.actors.expert_capture import RoutingSource
 from termrsi.actors.generator import EngineOptions, engine_arguments
-from termrsi.errors import EngineError
+from termrsi.errors import CaptureError, EngineError
 from termrsi.records import Routing
 
 # Layers 1 and 3 of four have experts; three tokens.
@@ -69,15 +69,15 @@ async def test_layers_with_experts_become_the_record(of) -> None:
 async def test_a_missing_capture_is_an_error(of, row: list[int]) -> None:
     spoilt = ROWS.copy()
     spoilt[1, 1] = row
-    with pytest.raises(EngineError, match="no routing of token 1 in layer 1"):
+    with pytest.raises(CaptureError, match="no routing of token 1 in layer 1"):
         await of(spoilt)
 
 
 @pytest.mark.parametrize("of", [of_worker, of_vllm])
 async def test_too_few_tokens_are_an_error(of) -> None:
-    with pytest.raises(EngineError, match="routing of 2 tokens came with 3"):
+    with pytest.raises(CaptureError, match="routing of 2 tokens came with 3"):
         await of(ROWS[:2])
-    with pytest.raises(EngineError, match="routing of 0 tokens came with 3"):
+    with pytest.raises(CaptureError, match="routing of 0 tokens came with 3"):
         await of(None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from termrsi import fakes
-from termrsi.errors import EngineError, SandboxError, TaskError
+from termrsi.errors import CaptureError, EngineError, SandboxError, TaskError
 from termrsi.fakes import FakeGenerator, FakePolicy, FakePool, FakeSkill, FakeTokenizer, FakeVerifier, FakeWorld
 from termrsi.harness import runner
 from termrsi.harness.group import task_group
@@ -15,6 +15,7 @@ from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
 from termrsi.records import (
+    Completion,
     DroppedRollout,
     EpisodeSpec,
     Limits,
@@ -188,6 +189,32 @@ async def test_a_dead_engine_ends_the_run_and_every_lease_returns(call: int) -> 
         await bench.run(specs_of(4, 2, keep_snapshot=True))
     assert bench.nothing_is_held()
     assert bench.world.leases <= 8  # and it was not tried again on fresh sandboxes
+
+
+class Forgetful(FakeGenerator):
+    """Loses the routing of the group's completions so many times."""
+
+    def __init__(self, group: str, times: int) -> None:
+        super().__init__()
+        self._group, self._times = group, times
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        if prefix_key == self._group and self._times:
+            self._times -= 1
+            raise CaptureError("routing of 0 tokens came with 3", "generator")
+        return await super().generate(prompt_ids, params, prefix_key)
+
+
+@pytest.mark.parametrize(("times", "lost"), [(1, 0), (100, 2)])
+async def test_a_missing_capture_costs_its_rollout_and_nothing_else(times: int, lost: int) -> None:
+    specs = specs_of(2, 2)
+    bench = Bench(generator=Forgetful(specs[0].group_id, times))
+    results = await bench.run(specs)
+    dropped = [r for r in results if isinstance(r, DroppedRollout)]
+    assert len(results) == 4
+    assert [r.group_id for r in dropped] == [specs[0].group_id] * lost
+    assert all("CaptureError: generator: routing of 0 tokens" in r.reason for r in dropped)
+    assert bench.nothing_is_held()
 
 
 @pytest.mark.parametrize("ticks", range(12))

@@ -26,6 +26,27 @@ def write(root: Path, name: str, overrides: list[str], *entries: Entry) -> Path:
     return run
 
 
+def branches(root: Path, seed: int, *means: float) -> Path:
+    """Evaluations whose gains are over the one before."""
+    entries = [
+        entry(f"eval_{i}", "evaluate", mean_at_k=mean, **({"gain": mean - means[i - 1]} if i else {}))
+        for i, mean in enumerate(means)
+    ]
+    directory = write(root, f"branches-{seed}", ["experiment=x", f"seed={seed}"], *entries)
+    for i in range(1, len(means)):
+        path = directory / "stages" / f"eval_{i}" / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"baseline": f"eval_{i - 1}"}}))
+    return directory
+
+
+def test_branches_are_told_each_with_its_seeds(tmp_path: Path) -> None:
+    runs = [compare.read(branches(tmp_path, 0, 0.4, 0.5, 0.52)), compare.read(branches(tmp_path, 1, 0.4, 0.6, 0.58))]
+    text = compare.table(runs)
+    assert "| eval_0 | 2 | 40.0 [40.0, 40.0] | 40.0 40.0 |  |  |  |" in text
+    assert "| eval_1 | 2 | 55.0 [-8.5, 118.5] | 50.0 60.0 | eval_0 | +15.0 [-48.5, +78.5] | +10.0 +20.0 |" in text
+    assert "| eval_2 | 2 | 55.0 [16.9, 93.1] | 52.0 58.0 | eval_1 | +0.0 [-25.4, +25.4] | +2.0 -2.0 |" in text
+
+
 def run(root: Path, seed: int, mean: float, *words: str, ev: float | None = 0.25) -> Path:
     scores = {"mean_at_k": mean, "mean_low": mean - 0.1, "mean_high": mean + 0.1, "gain": mean - 0.1}
     return write(

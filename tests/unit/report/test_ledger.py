@@ -35,6 +35,14 @@ def test_an_evaluation_shows_before_after_and_interval() -> None:
     )
 
 
+def test_shares_of_the_wall_time_in_which_each_part_was_at_work() -> None:
+    costs = {"wall_s": 200.0, "generator_busy_s": 170.0, "sandboxes_busy_s": 31.0, "verifier_busy_s": 9.0, "learn_s": 20.0}
+    assert (
+        ledger.at_work(ledger.Entry("a", "rpr", {}, "", {}, costs)) == "generator 85 %, sandboxes 16 %, verifier 4 %, learner 10 %"
+    )
+    assert ledger.at_work(ledger.Entry("a", "rpr", {}, "", {}, {"wall_s": 200.0})) == ""
+
+
 def test_undefined_is_not_a_number() -> None:
     assert ledger.result(_entry("warmup", "warmup_critic", {"last_ev": None})) == "last ev undefined"
 
