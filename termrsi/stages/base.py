@@ -5,7 +5,7 @@ A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into 
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,24 +138,34 @@ class Context:
         *,
         advance: Callable[[str], None] | None = None,
     ) -> list[ScoredRollout]:
-        """Run, write each as it finishes, count what machine faults cost; results in the order of `specs`.
+        """All of `stream`, in the order of `specs`."""
+        async with aclosing(self.stream(specs, what, file, advance=advance)) as results:
+            found = {result.rollout.id: result async for result in results}
+        return [found[s.id] for s in specs if s.id in found]
+
+    async def stream(
+        self,
+        specs: Sequence[EpisodeSpec],
+        what: str,
+        file: str = "rollouts.jsonl",
+        *,
+        advance: Callable[[str], None] | None = None,
+    ) -> AsyncGenerator[ScoredRollout, None]:
+        """Run, write each as it finishes, count what machine faults cost; close it, so that what still runs gives back its sandbox.
 
         `advance`: called per episode instead of a progress bar and a clock of this call's own (several calls at once).
         """
-        found: dict[str, ScoredRollout] = {}
         tick = advance or self.progress.advance
         if advance is None:
             self.progress.begin(what, len(specs))
         start_s = time.monotonic()
-        before = [s.id for s in specs if self.finished is not None and s.id in self.finished]
-        for rollout_id in before:
-            assert self.finished is not None
-            found[rollout_id] = self.finished.of(rollout_id)
-            tick("finished before")
-        specs_left = [s for s in specs if s.id not in found]
-        # Closed with this call whatever ends it: what still runs is cancelled and gives its sandbox back.
+        finished = self.finished if self.finished is not None else ()
+        for spec in specs:
+            if self.finished is not None and spec.id in self.finished:
+                tick("finished before")
+                yield self.finished.of(spec.id)
         with (self.out / file).open("a", encoding="utf-8") as sink:
-            async with aclosing(self.rollouts.run(specs_left)) as results:
+            async with aclosing(self.rollouts.run([s for s in specs if s.id not in finished])) as results:
                 async for result in results:
                     line = {"label": what, **asdict(result)}
                     sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
@@ -164,14 +174,13 @@ class Context:
                         self.costs.dropped += 1
                         tick(f"dropped: {result.reason}")
                         continue
-                    found[result.rollout.id] = result
                     self._count(result)
                     self.keep_costs()
                     tick("")
+                    yield result
         if advance is None:
             self.costs.rollout_s += time.monotonic() - start_s
             self.progress.end()
-        return [found[s.id] for s in specs if s.id in found]
 
     async def ask(
         self, role: str, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = ""

@@ -1,8 +1,10 @@
 """Strict success and progress of the weights that the generator serves now, on a list of tasks."""
 
+from contextlib import aclosing
+
 from termrsi.config.stages import EvaluateConfig, RewardConfig
 from termrsi.harness.group import task_group
-from termrsi.records import ScoredRollout, TaskSpec
+from termrsi.records import TaskSpec
 from termrsi.stages.base import Context, Rewarder
 
 
@@ -23,17 +25,15 @@ async def score(
             seed=ctx.config.seed,
         )
     ]
-    rewarder = Rewarder(ctx, RewardConfig())
-    by_task: dict[str, list[ScoredRollout]] = {}
-    for scored in await ctx.episodes(specs, f"{label}: {len(tasks)} tasks x {config.k}", file):
-        by_task.setdefault(scored.rollout.task_id, []).append(scored)
-    families = {task.id: task.family for task in tasks}
-    return {
-        task_id: {
-            "family": families[task_id],
-            "strict": [int(s.verdict.strict) for s in runs],
-            "progress": [round(rewarder.progress(s), 4) for s in runs],
-            "stop": [s.rollout.stop.value for s in runs],
-        }
-        for task_id, runs in by_task.items()
-    }
+    rewarder, places = Rewarder(ctx, RewardConfig()), {spec.id: place for place, spec in enumerate(specs)}
+    runs: dict[str, list[tuple[int, int, float, str]]] = {}  # of each task, by place: what is kept of its episodes
+    async with aclosing(ctx.stream(specs, f"{label}: {len(tasks)} tasks x {config.k}", file)) as results:
+        async for scored in results:
+            figures = (int(scored.verdict.strict), round(rewarder.progress(scored), 4), scored.rollout.stop.value)
+            runs.setdefault(scored.rollout.task_id, []).append((places[scored.rollout.id], *figures))
+    scores = {}
+    for task in tasks:
+        if task.id in runs:
+            _, strict, progress, stop = (list(column) for column in zip(*sorted(runs[task.id]), strict=True))
+            scores[task.id] = {"family": task.family, "strict": strict, "progress": progress, "stop": stop}
+    return scores
