@@ -74,7 +74,7 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
         await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, advance=advance)
         ctx.progress.end()
         ctx.costs.rollout_s += ctx.clock() - start_s
-        whole = Counter(dict.fromkeys(COUNTS, 0))
+        whole: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         for _, one in journal.values(keys):
             whole.update(one["counts"])
         counts = dict(whole)
