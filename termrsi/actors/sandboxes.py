@@ -169,10 +169,11 @@ class SandboxActor:
         return await self._of(sandbox_id).replaced()
 
     async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
-        with self._verifications:
+        with self._commands, self._verifications:
             return await self._verifier.verify(self._of(sandbox_id), task)
 
     async def busy(self) -> dict[str, float]:
+        """Seconds with a command running, of an agent or of a verifier; and with a verification under way."""
         return {"sandboxes": self._commands.seconds, "verifier": self._verifications.seconds}
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
@@ -264,7 +265,7 @@ class RemotePool:
         return await _call(self.actor.verify.remote(sandbox.id, task))
 
     async def busy(self) -> dict[str, float]:
-        """Seconds in which one command or more ran, and one verification or more."""
+        """As the actor counts them."""
         return await _call(self.actor.busy.remote())
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:

@@ -39,7 +39,7 @@ class Costs:
     rollout_s: float = 0.0
     wall_s: float = 0.0
     generator_busy_s: float = 0.0  # with a request or more in flight
-    sandboxes_busy_s: float = 0.0  # with a command or more running
+    sandboxes_busy_s: float = 0.0  # with a command or more running, an agent's or a verifier's
     verifier_busy_s: float = 0.0
     cost: float = 0.0  # of models behind endpoints, at the configured prices
 
