@@ -9,6 +9,7 @@ and the counts say so.
 
 from dataclasses import asdict
 
+from termrsi import datasets
 from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
 from termrsi.harness import variants
@@ -31,7 +32,7 @@ EXAMPLES_PROMPT = "{instruction}"
 
 
 async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
-    """Writes `data.json` and `points.json`."""
+    """Writes `data.parquet` and `points.json`."""
     tasks = ctx.tasks.train[: config.tasks or None]
     specs = [
         spec
@@ -74,13 +75,14 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
     ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
     if not samples:
         raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-    write_json(ctx.out / "data.json", [asdict(sample) for sample in samples])
+    rows = datasets.rows_of(samples, recovered, await ctx.lineage(datasets.Kind.recovery))
+    datasets.write(ctx.out / "data.parquet", rows)
     summary: dict[str, float | int | str | None] = {
         "failures": len(failures),
         "recoveries": counts["verified"],
         "kept": len(samples),
     }
-    return StageResult({"data": str(ctx.out / "data.json")}, summary, counts=counts)
+    return StageResult({"data": str(ctx.out / "data.parquet")}, summary, counts=counts)
 
 
 def keep(chat: ChatFormat, points: dict[str, RecoveryPoint], results: list[ScoredRollout]) -> tuple[list[Sample], dict[str, int]]:

@@ -1,6 +1,7 @@
 """Whole stages over the shipped fakes: success rises, every lease and snapshot returns, no runbook is trained on."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from termrsi.config.stages import (
     SftConfig,
     WarmupCriticConfig,
 )
+from termrsi.datasets import DataSet, Kind, Row
 from termrsi.errors import StageError
 from termrsi.fakes import FakeCritic, FakeParts, FakePolicy, FakeSkill
 from termrsi.harness import variants
@@ -121,9 +123,13 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def rows_in(path: Path) -> list[Row]:
+    with DataSet(path) as data:
+        return list(data)
+
+
 def samples_in(path: Path) -> list[Sample]:
-    rows: list[dict] = json.loads(path.read_text())
-    return [Sample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]  # type: ignore[arg-type]
+    return [row.sample for row in rows_in(path)]
 
 
 # --- evaluate ------------------------------------------------------------------------------------------------------
@@ -232,6 +238,13 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
         assert list(sample.ids[: len(prompt)]) == prompt
         assert not any(sample.mask[: len(prompt)])
         assert sample.mask[len(prompt)] == 1
+    sources = {one["task"]: one["rollout_id"] for one in json.loads((ctx.out / "sources.json").read_text())}
+    for row in rows_in(Path(result.outputs["data"])):
+        assert (row.reward, row.strict, row.family) == (1.0, True, tasks[row.sample.group_id].family)
+        assert (row.lineage.kind, row.lineage.stage, row.lineage.harness, row.lineage.seed) == (Kind.rsr, "rsr", "react", 0)
+        assert f"/execute{row.lineage.runbook}/" in row.sample.rollout_id
+        assert row.lineage.parent == sources[row.sample.group_id]
+        assert row.lineage.checkpoint == await bench.made.policy.checksum()
 
 
 async def test_discovery_finds_more_than_the_bare_policy(bench: Bench) -> None:
@@ -296,6 +309,10 @@ async def test_sft_sees_each_sample_once_an_epoch_and_warms_up(bench: Bench, mon
     epochs = [[i for ids, _ in seen[e * steps // 3 : (e + 1) * steps // 3] for i in ids] for e in range(3)]
     assert all(sorted(e) == sorted(s.rollout_id for s in samples) for e in epochs)
     assert epochs[0] != epochs[1]
+    for number, epoch in enumerate(epochs):  # as a shuffled list of all of them
+        whole = samples[:]
+        random.Random(f"0/sft/{number}").shuffle(whole)
+        assert epoch == [s.rollout_id for s in whole]
 
 
 # --- critic and rpr ------------------------------------------------------------------------------------------------
@@ -521,6 +538,10 @@ async def test_recovery_data_continues_failures_and_trains_the_continuation_only
         task = next(t for t in bench.made.tasks.train if t.id == sample.group_id)
         assert RECOVERY_PROMPT.format(instruction=task.instruction) in context
         assert "Work like this" not in chat.decode(sample.ids)
+    for row in rows_in(Path(result.outputs["data"])):
+        assert (row.strict, row.lineage.kind, row.lineage.runbook) == (True, Kind.recovery, None)
+        assert row.lineage.parent in first
+        assert not first[row.lineage.parent]["verdict"]["strict"]
     assert bench.nothing_is_held()
 
 

@@ -4,11 +4,12 @@ import asyncio
 from collections import Counter
 from dataclasses import asdict
 
+from termrsi import datasets
 from termrsi.config.stages import RsrConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
 from termrsi.stages.base import Context, StageResult, write_json
-from termrsi.stages.rsr.collect import collect, write
+from termrsi.stages.rsr.collect import collect
 from termrsi.stages.rsr.discover import Source, discover
 from termrsi.stages.rsr.execute import Runbook, execute
 from termrsi.stages.rsr.plan import Planner
@@ -16,7 +17,7 @@ from termrsi.stages.rsr.screen import Screener
 
 
 async def run(ctx: Context, config: RsrConfig) -> StageResult:
-    """Writes `data.json` (the SFT set), `runbooks.json`, and counts of what each filter kept and refused."""
+    """Writes `data.parquet` (the SFT set), `runbooks.json`, and counts of what each filter kept and refused."""
     sources, counts = await discover(ctx, config)
     if config.sources:
         sources = sources[: config.sources]
@@ -29,14 +30,22 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
     ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
     if not samples:
         raise StageError("no execution was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-    write(ctx.out / "data.json", samples)
+    source_of = {source.task.id: source.rollout_id for source in sources}
+    rows = datasets.rows_of(
+        samples,
+        [scored for _, scored in executed],
+        await ctx.lineage(datasets.Kind.rsr),
+        runbooks={scored.rollout.id: runbook.number for runbook, scored in executed},
+        parents={scored.rollout.id: source_of[runbook.task.id] for runbook, scored in executed},
+    )
+    datasets.write(ctx.out / "data.parquet", rows)
     summary: dict[str, float | int | str | None] = {
         "solved": counts["solved_jointly"],
         "runbooks": len(runbooks),
         "verified": collected["verified"],
         "kept": len(samples),
     }
-    return StageResult({"data": str(ctx.out / "data.json")}, summary, counts=counts)
+    return StageResult({"data": str(ctx.out / "data.parquet")}, summary, counts=counts)
 
 
 async def _runbooks(ctx: Context, config: RsrConfig, sources: list[Source]) -> tuple[list[Runbook], dict[str, int]]:

@@ -1,16 +1,12 @@
-"""RSR 6, collect: strip the runbook, drop near-duplicates, balance per task, write the SFT set.
+"""RSR 6, collect: strip the runbook, drop near-duplicates, balance per task, give the SFT set.
 
 The sampled tokens stay as they were sampled; only the prompt before them becomes the plain one of the general harness.
 """
-
-from dataclasses import asdict
-from pathlib import Path
 
 from termrsi.furnish import workdir_of
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Chunk, Sample, ScoredRollout, TaskSpec
-from termrsi.stages.base import write_json
 
 NEAR = 0.9  # Jaccard similarity of command sets above which two executions of one task are the same
 
@@ -55,11 +51,6 @@ def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
     prompt = chat.prompt(variants.get("react").messages(task.instruction, workdir=workdir_of(task.environment) or variants.WORKDIR))
     chunk = restate(result.rollout.chunks[0], prompt)
     return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=task.id)
-
-
-def write(path: Path, samples: list[Sample]) -> None:
-    """A data set that `stages.sft` reads."""
-    write_json(path, [asdict(sample) for sample in samples])
 
 
 def _jaccard(a: set[str], b: set[str]) -> float:
