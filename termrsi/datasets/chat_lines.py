@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from termrsi.datasets.schema import Kind, Lineage, Row, kind_of
+from termrsi.datasets.schema import Row, lineage_of
 from termrsi.errors import ConfigError
 from termrsi.harness.render import ChatFormat
 from termrsi.records import Message, Sample
@@ -110,16 +110,16 @@ def from_line(chat: ChatFormat, line: str) -> Row:
     if tools and not chat.knows_tools:
         raise ConfigError("has tools, which this tokenizer's template does not show")
     own = _checked(raw.get("termrsi", {}), _KNOWN, '"termrsi"')
-    kind = kind_of(own.get("kind", Kind.imported))
+    lineage = lineage_of(own)
     try:
         sample = _kept(chat, own.get("tokens"), said) or encode(chat, said, tools)
     except TemplateError as error:
         raise ConfigError(f"the tokenizer's chat template refuses it: {error}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    lineage = Lineage(**{key: own[key] for key in _LINEAGE if key in own} | {"kind": kind})
     sample = replace(sample, rollout_id=own.get("rollout_id", ""), group_id=own.get("task", ""))
-    return Row(sample, own.get("family", ""), own.get("reward"), own.get("strict"), lineage)
+    reward = own.get("reward")
+    return Row(sample, own.get("family", ""), None if reward is None else float(reward), own.get("strict"), lineage)
 
 
 def _encoded(chat: ChatFormat, said: Sequence[Spoken]) -> Sample:
@@ -146,7 +146,13 @@ def _kept(chat: ChatFormat, tokens: Any, said: Sequence[Spoken]) -> Sample | Non
             raise ConfigError(f'"tokens": {key} must be {len(lists["ids"])} numbers')
     if not len(lists["ids"]) == len(lists["mask"]) == len(lists["turn_ids"]) or not {0, 1}.issuperset(lists["mask"]):
         raise ConfigError('"tokens": ids, mask and turn_ids must be of one length, and the mask of 0 and 1')
-    sample = Sample(**lists, temperature=float(tokens.get("temperature", 1.0)))
+    sample = Sample(
+        lists["ids"],
+        lists["mask"],
+        lists["turn_ids"],
+        sampler_logp=tuple(map(float, lists["sampler_logp"])),
+        temperature=float(tokens.get("temperature", 1.0)),
+    )
     try:
         same = spoken(chat, sample) == list(said)
     except (ValueError, OverflowError, IndexError):  # of another tokenizer, or of none
@@ -163,7 +169,7 @@ def _message(raw: Any, number: int) -> Spoken:
         raise ConfigError(f"role is {role!r}", where, f"valid: {', '.join(ROLES)}")
     if raw.get("tool_calls"):
         raise ConfigError("tool_calls are not text", where, "write the call into the content as the model is to say it")
-    if not _is(content, str):
+    if not isinstance(content, str) or _HALF.search(content):
         raise ConfigError("content is no string of whole characters", where)
     if isinstance(weight, bool) or weight not in (0, 1):
         raise ConfigError(f"weight is {weight!r}", where, "valid: 0 or 1")

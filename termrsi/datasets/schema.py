@@ -6,6 +6,7 @@ The table in README.md beside this file says what each column means. A change of
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -169,8 +170,14 @@ def from_table(table: pa.Table | pa.RecordBatch) -> Iterator[Row]:
             family=cells["family"],
             reward=cells["reward"],
             strict=cells["strict"],
-            lineage=Lineage(**{name: cells[name] for name in LINEAGE} | {"kind": kind_of(cells["kind"])}),
+            lineage=lineage_of(cells),
         )
+
+
+def lineage_of(cells: Mapping[str, Any]) -> Lineage:  # Any: text and whole numbers
+    """From what is known of it. Raises ConfigError for a kind that is none."""
+    known = {name: cells[name] for name in LINEAGE if name in cells and name != "kind"}
+    return Lineage(kind_of(cells.get("kind", Kind.imported)), **known)
 
 
 def kind_of(text: str) -> Kind:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,7 +112,7 @@ class Watched(DataSet):
         self._tables: list[weakref.ref[pa.Table]] = []
         self.read = self.most = 0
 
-    def _group(self, group: int, columns: list[str] | tuple[str, ...] = tuple(schema.SCHEMA.names)) -> pa.Table:
+    def _group(self, group: int, columns: Iterable[str] = tuple(schema.SCHEMA.names)) -> pa.Table:
         table = super()._group(group, columns)
         self._tables.append(weakref.ref(table))
         self.read += 1
