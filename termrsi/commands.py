@@ -1,4 +1,4 @@
-"""Subcommands beside a run: doctor, tasks, report, serve. None of them starts Ray or an engine."""
+"""Subcommands beside a run: doctor, tasks, data, report, serve. None of them starts Ray or an engine."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from termrsi import serve, task_commands
+from termrsi import data_commands, serve, task_commands
 from termrsi.errors import ConfigError
 
 _OUT = Console(highlight=False, soft_wrap=True)
@@ -28,6 +28,8 @@ def run(arguments: list[str]) -> int:
             return compared([Path(directory) for directory in directories])
         case ["tasks", *rest]:
             return task_commands.run(rest)
+        case ["data", *rest]:
+            return data_commands.run(rest)
         case ["serve", *rest]:
             return serve.run(rest)
         case ["report", *_]:

@@ -1,7 +1,7 @@
 """The entry point: `termrsi`, `python -m termrsi`. Subcommands before Hydra; heavy imports only once the configuration is sound.
 
 termrsi experiment=NAME [scale=…] [key=value …]     run a pipeline, or go on with one
-termrsi doctor | tasks list|show|check|kit PATH | report RUN_DIR | serve CHECKPOINT
+termrsi doctor | tasks list|show|check|kit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT
 """
 
 import asyncio
@@ -20,6 +20,11 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi tasks check PATH                    run each task's solution and an empty submission
                  [strict=true] [backend=docker] [attempts=N] [jobs=N] [run=false] [kit=DIR]
        termrsi tasks kit PATH [out=DIR]            fetch once what their verifiers install, to verify without a network
+       termrsi data show FILE|RUN_DIR [rows=N]     rows of the data sets that stages write: lineage, counts
+                 [text=true tokenizer=DIR]         and their text, with what is trained on marked
+       termrsi data stats FILE|RUN_DIR             rows, tasks, families, tokens, turns, rewards, rows per lineage
+       termrsi data export FILE OUT.jsonl tokenizer=DIR          to chat messages, as other programs read them
+       termrsi data import IN.jsonl OUT.parquet tokenizer=DIR    from chat messages, of any program
        termrsi report RUN_DIR                      the ledger of a run
        termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
 

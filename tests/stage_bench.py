@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from termrsi import fakes
 from termrsi.config.schema import Config
 from termrsi.config.stages import EvaluateConfig
+from termrsi.datasets import DataSet, Row
 from termrsi.fakes import FakeParts, FakePolicy, FakeSkill
 from termrsi.harness.runner import Runner
 from termrsi.records import EpisodeSpec, Sample
@@ -97,8 +98,10 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def rows_in(path: Path) -> list[Row]:
+    with DataSet(path) as data:
+        return list(data)
+
+
 def samples_in(path: Path) -> list[Sample]:
-    rows: list[dict] = json.loads(path.read_text())
-    known = {field.name for field in fields(Sample)}
-    own = [{key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key in known} for row in rows]
-    return [Sample(**row) for row in own]  # type: ignore[arg-type]
+    return [row.sample for row in rows_in(path)]

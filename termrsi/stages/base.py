@@ -13,6 +13,7 @@ from pathlib import Path
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
+from termrsi.datasets import Kind, Lineage
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
@@ -117,6 +118,11 @@ class Context:
         """The most tokens that the policy can sample in one rollout: of an episode, or one for each step of a task."""
         steps = max((len(task.steps) for task in self.tasks.train), default=0)
         return self.config.limits.max_turns * self.config.sampling.max_tokens * max(1, steps)
+
+    async def lineage(self, kind: Kind) -> Lineage:
+        """Of rows that this stage makes with the policy as it is."""
+        run = self.out.parent.parent.name  # <run>/stages/<name>
+        return Lineage(kind, run, self.config.experiment, self.name, seed=self.config.seed, checkpoint=await self.policy.checksum())
 
     def scale(self, reward: RewardConfig) -> FamilyScale | None:
         """The calibration of this run's train pool; fitted on the same tasks in every stage, so the same in every stage.

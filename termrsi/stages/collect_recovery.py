@@ -9,9 +9,9 @@ An item is a task: its first attempts, and all that continues their failures. Wh
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from termrsi import datasets
 from termrsi.config.choices import Workflow
 from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
@@ -19,7 +19,7 @@ from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, task_group
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout, TaskSpec
-from termrsi.stages.base import Context, StageResult, write_json
+from termrsi.stages.base import Context, StageResult
 from termrsi.stages.journal import Journal, each
 from termrsi.stages.points import is_start, point_of
 
@@ -56,7 +56,7 @@ Recovered = dict[str, Any]  # Any: JSON; what became of one task
 
 
 async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
-    """Writes `data.json`; `recovered.jsonl` has the restart points too. Raises StageError if nothing was kept."""
+    """Writes `data.parquet`; `recovered.jsonl` has the restart points too. Raises StageError if nothing was kept."""
     tasks = ctx.tasks.train[: config.tasks or None]
     keys = [task.id for task in tasks]
 
@@ -64,8 +64,10 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
         ctx.keep_costs()
         ctx.progress.advance(note)
 
+    made = await ctx.lineage(datasets.Kind.recovery)
+
     async def work(task: TaskSpec) -> Recovered:
-        return await _recover(ctx, config, task)
+        return await _recover(ctx, config, task, made)
 
     start_s = ctx.clock()
     ctx.progress.begin(f"{ctx.name}: failures and recoveries", len(tasks))
@@ -81,16 +83,17 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
         ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
         if not counts["kept"]:
             raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-        write_json(ctx.out / "data.json", [sample for _, one in journal.values(keys) for sample in one["samples"]])
+        rows = (datasets.row_of(cells) for _, one in journal.values(keys) for cells in one["rows"])
+        datasets.write(ctx.out / "data.parquet", rows)
     summary: dict[str, float | int | str | None] = {
         "failures": counts["failures"],
         "recoveries": counts["verified"],
         "kept": counts["kept"],
     }
-    return StageResult({"data": str(ctx.out / "data.json")}, summary, counts=counts)
+    return StageResult({"data": str(ctx.out / "data.parquet")}, summary, counts=counts)
 
 
-async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) -> Recovered:
+async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, made: datasets.Lineage) -> Recovered:
     """First attempts, continuations of the failures among them, and what is kept of these."""
     first = await ctx.episodes(_attempts(ctx, config, task), f"{ctx.name}: first attempts", advance=lambda note: None)
     try:
@@ -101,6 +104,7 @@ async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) 
     finally:
         await ctx.rollouts.discard([scored.rollout.snapshot for scored in first if scored.rollout.snapshot is not None])
     samples, counts = keep(ctx.chat, {point.id: point for point in usable}, results)
+    rows = datasets.rows_of(samples, results, made)
     counts |= {"attempts": len(first), "failures": len(points), "too_long": len(points) - len(usable)}
     return {
         "points": [
@@ -113,7 +117,7 @@ async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) 
             }
             for p in usable
         ],
-        "samples": [asdict(sample) for sample in samples],
+        "rows": [datasets.cells_of(row) for row in rows],
         "counts": counts,
     }
 

@@ -1,37 +1,39 @@
 """SFT: cross-entropy on the sampled tokens of a data set, actor only. AdamW, linear warm-up and decay (Tmax Table 14)."""
 
-import json
 import random
 
 from termrsi.config.stages import EvaluateConfig, SftConfig
+from termrsi.datasets import DataSet
 from termrsi.errors import StageError
-from termrsi.records import Sample
 from termrsi.stages.base import Context, StageResult
 from termrsi.stages.scoring import score
 
 
 async def run(ctx: Context, config: SftConfig) -> StageResult:
     """Writes `policy/`. The order of samples is a seeded shuffle per epoch. Validation, if asked for, changes nothing."""
-    samples = read(ctx)[: config.max_samples or None]
-    steps = config.epochs * -(-len(samples) // config.batch)
+    data = read(ctx)
+    count = min(len(data), config.max_samples or len(data))
+    steps = config.epochs * -(-count // config.batch)
     before = await _validation(ctx, config, "before")
-    ctx.progress.begin(f"{ctx.name}: {len(samples)} samples, {steps} steps", steps)
+    ctx.progress.begin(f"{ctx.name}: {count} samples, {steps} steps", steps)
     losses: list[float] = []
     for epoch in range(config.epochs):
-        order = samples[:]
+        order = list(range(count))
         random.Random(f"{ctx.config.seed}/{ctx.name}/{epoch}").shuffle(order)
         for start in range(0, len(order), config.batch):
             lr = learning_rate(len(losses), steps, config.lr, config.warmup)
-            metrics = await ctx.policy.fit(order[start : start + config.batch], lr)
+            batch = [data[i].sample for i in order[start : start + config.batch]]
+            metrics = await ctx.policy.fit(batch, lr)
             losses.append(metrics.loss)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
             ctx.log(ctx.name, {"step": len(losses), "loss": metrics.loss, "grad_norm": metrics.grad_norm, "lr": lr})
             ctx.progress.advance(f"loss {metrics.loss:.3f}")
     ctx.progress.end()
+    data.close()
     await ctx.policy.save(str(ctx.out / "policy"))
     summary: dict[str, float | int | str | None] = {
-        "samples": len(samples),
+        "samples": count,
         "steps": len(losses),
         "first_loss": losses[0],
         "last_loss": losses[-1],
@@ -56,15 +58,12 @@ async def _validation(ctx: Context, config: SftConfig, when: str) -> tuple[float
     return sum(strict) / len(strict), sum(progress) / len(progress)
 
 
-def read(ctx: Context) -> list[Sample]:
-    """The samples of the stage that `data` names. Raises StageError if there are none."""
-    raw = json.loads(ctx.inputs["data"].read_text(encoding="utf-8"))
-    samples = [
-        Sample(tuple(row["ids"]), tuple(row["mask"]), tuple(row["turn_ids"]), row["rollout_id"], row["group_id"]) for row in raw
-    ]
-    if not samples:
+def read(ctx: Context) -> DataSet:
+    """The data set of the stage that `data` names. Raises StageError if it is empty."""
+    data = DataSet(ctx.inputs["data"])
+    if not len(data):
         raise StageError("the data set is empty", str(ctx.inputs["data"]))
-    return samples
+    return data
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:

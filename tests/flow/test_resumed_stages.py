@@ -19,7 +19,7 @@ from termrsi.records import Completion, SamplingParams
 from termrsi.stages import collect_recovery, rsr
 from termrsi.stages.base import Context, StageResult
 from termrsi.stages.finished import FinishedRollouts
-from tests.stage_bench import Bench, lines
+from tests.stage_bench import Bench, lines, rows_in
 
 STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
     "rsr": lambda ctx: rsr.run(ctx, RsrConfig(attempts=2)),
@@ -65,7 +65,7 @@ def played(kind: str, root: Path, kill_at: int = 0) -> int:
 def told(kind: str, root: Path) -> dict[str, Any]:
     """What must not depend on how often it was killed."""
     out = root / kind
-    rows = json.loads((out / "data.json").read_text())
+    rows = rows_in(out / "data.parquet")
     items = {name: {line["key"]: line["value"] for line in lines(out / name)} for name in JOURNALS[kind]}
     return {"rows": rows, "items": items, "counts": json.loads((root / "result.json").read_text())["counts"]}
 

@@ -1,6 +1,7 @@
 """Whole stages over the shipped fakes: success rises, every lease and snapshot returns, no runbook is trained on."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from termrsi.config.stages import (
     SftConfig,
     WarmupCriticConfig,
 )
+from termrsi.datasets import Kind
 from termrsi.errors import StageError
 from termrsi.fakes import FakeCritic, FakePolicy, FakeSkill
 from termrsi.harness import variants
@@ -34,7 +36,7 @@ from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, s
 from termrsi.stages.rollin import TaskStream, specs_of
 from termrsi.stages.rsr.discover import counted, discover, told
 from termrsi.stages.runbook import BLOCKS
-from tests.stage_bench import Bench, lines, samples_in
+from tests.stage_bench import Bench, lines, rows_in, samples_in
 
 NEVER = FakeSkill(solve=-50.0, half=0.0)
 
@@ -153,6 +155,14 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
         assert list(sample.ids[: len(prompt)]) == prompt
         assert not any(sample.mask[: len(prompt)])
         assert sample.mask[len(prompt)] == 1
+    found = {line["key"]: line["value"]["source"] for line in lines(ctx.out / "discovered.jsonl")}
+    sources = {task: source[0] for task, source in found.items() if source}
+    for row in rows_in(Path(result.outputs["data"])):
+        assert (row.reward, row.strict, row.family) == (1.0, True, tasks[row.sample.group_id].family)
+        assert (row.lineage.kind, row.lineage.stage, row.lineage.harness, row.lineage.seed) == (Kind.rsr, "rsr", "react", 0)
+        assert f"/execute{row.lineage.runbook}/" in row.sample.rollout_id
+        assert row.lineage.parent == sources[row.sample.group_id]
+        assert row.lineage.checkpoint == await bench.made.policy.checksum()
 
 
 async def test_discovery_finds_more_than_the_bare_policy(bench: Bench) -> None:
@@ -221,6 +231,10 @@ async def test_sft_sees_each_sample_once_an_epoch_and_warms_up(bench: Bench, mon
     epochs = [[i for ids, _ in seen[e * steps // 3 : (e + 1) * steps // 3] for i in ids] for e in range(3)]
     assert all(sorted(e) == sorted(s.rollout_id for s in samples) for e in epochs)
     assert epochs[0] != epochs[1]
+    for number, epoch in enumerate(epochs):  # as a shuffled list of all of them
+        whole = samples[:]
+        random.Random(f"0/sft/{number}").shuffle(whole)
+        assert epoch == [s.rollout_id for s in whole]
 
 
 # --- critic and rpr ------------------------------------------------------------------------------------------------
@@ -446,6 +460,10 @@ async def test_recovery_data_continues_failures_and_trains_the_continuation_only
         task = next(t for t in bench.made.tasks.train if t.id == sample.group_id)
         assert RECOVERY_PROMPT.format(instruction=task.instruction) in context
         assert "Work like this" not in chat.decode(sample.ids)
+    for row in rows_in(Path(result.outputs["data"])):
+        assert (row.strict, row.lineage.kind, row.lineage.runbook) == (True, Kind.recovery, None)
+        assert row.lineage.parent in first
+        assert not first[row.lineage.parent]["verdict"]["strict"]
     assert bench.nothing_is_held()
 
 

@@ -36,6 +36,9 @@ FUNCTIONS = [
     ("termrsi.harness.render", "Transcript.prompt", "self ids"),
     ("termrsi.harness.render", "Transcript.sampled", "self ids logprobs"),
     ("termrsi.harness.render", "Transcript.next_prompt", "self ids"),
+    ("termrsi.harness.render", "ChatFormat.messages_of", "self ids"),
+    ("termrsi.datasets", "write", "path rows"),
+    ("termrsi.datasets", "DataSet", "path"),
 ]
 DEFAULTS = {
     ("turn_boundary_gae", "credit"): "tb",
@@ -138,5 +141,5 @@ def test_the_command_line_is_there() -> None:
     from termrsi import driver
 
     assert callable(driver.main)
-    for command in ("experiment=NAME", "stage=NAME", "doctor", "tasks list", "tasks check", "report RUN_DIR"):
+    for command in ("experiment=NAME", "stage=NAME", "doctor", "tasks list", "tasks check", "data export", "report RUN_DIR"):
         assert command in driver.USAGE

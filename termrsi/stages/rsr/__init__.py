@@ -8,16 +8,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
+from termrsi import datasets
 from termrsi.config.stages import RsrConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
 from termrsi.records import TaskSpec
 from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.journal import Journal, each
-from termrsi.stages.rsr.collect import collect, total, write
+from termrsi.stages.rsr.collect import collect, total
 from termrsi.stages.rsr.discover import Found, Source, counted, discover, source_of, told
 from termrsi.stages.rsr.execute import Runbook, execute
 from termrsi.stages.rsr.plan import Planner
@@ -27,7 +28,7 @@ Rewritten = dict[str, Any]  # Any: JSON; what one source became
 
 
 async def run(ctx: Context, config: RsrConfig) -> StageResult:
-    """Writes `data.json` (the rewritten set), `source_data.json` (the sources as they were), and the journals of both passes.
+    """Writes `data.parquet` (the rewritten set), `source_data.parquet` (the sources as they were), and the journals of both passes.
 
     Raises StageError if no execution was verified.
     """
@@ -36,12 +37,13 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
     summary: dict[str, float | int | str | None] = {}
     with Journal(ctx.out / "discovered.jsonl") as discovered, Journal(ctx.out / "rewritten.jsonl") as rewritten:
         async with _phase(ctx, "discover", len(tasks), summary):
-            await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: _discovered(ctx, config, task))
+            made = await ctx.lineage(datasets.Kind.source)
+            await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: _discovered(ctx, config, task, made))
         counts = counted(config, (found for _, found in discovered.values(of_id)))
         solved = [task_id for task_id, found in discovered.values(of_id) if found["source"] is not None]
         chosen = solved[: config.sources or None]
         sources = (source_of(of_id[task_id], found) for task_id, found in discovered.values(chosen))
-        rewriter = _Rewriter(ctx, config)
+        rewriter = _Rewriter(ctx, config, replace(made, kind=datasets.Kind.rsr))
         async with _phase(ctx, "rewrite", len(chosen), summary):
             await _each(ctx, rewritten, ((s.task.id, s) for s in sources), rewriter.rewrite)
         refused: Counter[str] = Counter()
@@ -55,8 +57,8 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
         if not collected["kept"]:
             raise StageError("no execution was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
         write_json(ctx.out / "runbooks.json", runbooks)
-        write(ctx.out / "data.json", _samples(one for _, one in rewritten.values(chosen)))
-        num_sources = write(ctx.out / "source_data.json", _samples(one for _, one in discovered.values(chosen)))
+        datasets.write(ctx.out / "data.parquet", _rows(one for _, one in rewritten.values(chosen)))
+        num_sources = datasets.write(ctx.out / "source_data.parquet", _rows(one for _, one in discovered.values(chosen)))
     summary = {
         "solved": counts["solved_jointly"],
         "runbooks": len(runbooks),
@@ -65,11 +67,11 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
         "source_samples": num_sources,
         **summary,
     }
-    outputs = {"data": str(ctx.out / "data.json"), "source_data": str(ctx.out / "source_data.json")}
+    outputs = {"data": str(ctx.out / "data.parquet"), "source_data": str(ctx.out / "source_data.parquet")}
     return StageResult(outputs, summary, counts=counts)
 
 
-async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
+async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec, made: datasets.Lineage) -> Found:
     """What every harness made of one task, with its verified trajectories as samples.
 
     Those are what training on the sources themselves takes: the solver's tokens and what it saw, its harness's interventions
@@ -77,15 +79,15 @@ async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec) -> Found:
     """
     results = await discover(ctx, config, task)
     kept, counts = collect(ctx.chat, task, [(r.rollout.harness, r) for r in results], config.keep_per_task)
-    samples = [{**asdict(sample), "harness": harness} for harness, sample in kept]
-    return {**told(config, results), "samples": samples, "counts": counts}
+    rows = datasets.rows_of([sample for _, sample in kept], results, made)
+    return {**told(config, results), "rows": [datasets.cells_of(row) for row in rows], "counts": counts}
 
 
 class _Rewriter:
     """Plan, screen, execute, verify and collect for one source at a time."""
 
-    def __init__(self, ctx: Context, config: RsrConfig) -> None:
-        self._ctx, self._config = ctx, config
+    def __init__(self, ctx: Context, config: RsrConfig, made: datasets.Lineage) -> None:
+        self._ctx, self._config, self._made = ctx, config, made
         sampling = ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens)
         self._planner = Planner(ctx.ask, sampling, whole=config.plan_whole)
         self._screener = Screener(ctx.ask, ctx.scan)
@@ -98,13 +100,17 @@ class _Rewriter:
         passed = [book for book in books if book is not None]
         executed = [pair for group in await asyncio.gather(*[execute(ctx, config, book) for book in passed]) for pair in group]
         kept, counts = collect(ctx.chat, source.task, executed, config.keep_per_task)
+        rows = datasets.rows_of(
+            [sample for _, sample in kept],
+            [result for _, result in executed],
+            self._made,
+            runbooks={sample.rollout_id: number for number, sample in kept},
+            parents={sample.rollout_id: source.rollout_id for _, sample in kept},
+        )
         return {
             "drafts": sorted(drafts, key=lambda draft: (draft["number"], draft["attempt"])),
             "runbooks": [{"number": book.number, "text": book.text} for book in passed],
-            "samples": [
-                {**asdict(sample), "harness": config.execute_harness, "runbook": number, "parent": source.rollout_id}
-                for number, sample in kept
-            ],
+            "rows": [datasets.cells_of(row) for row in rows],
             "counts": counts,
         }
 
@@ -142,6 +148,6 @@ async def _phase(ctx: Context, what: str, total: int, summary: dict[str, float |
     ctx.progress.end()
 
 
-def _samples(items: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:  # Any: JSON
+def _rows(items: Iterable[dict[str, Any]]) -> Iterable[datasets.Row]:  # Any: JSON
     for item in items:
-        yield from item["samples"]
+        yield from map(datasets.row_of, item["rows"])

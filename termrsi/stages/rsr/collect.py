@@ -5,14 +5,12 @@ The sampled tokens stay as they were sampled; only the prompt before them become
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from termrsi.furnish import workdir_of
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Chunk, Sample, ScoredRollout, TaskSpec
-from termrsi.stages.base import write_json
 
 NEAR = 0.9  # Jaccard similarity of command sets above which two executions of one task are the same
 REASONS = ("verified", "near_duplicates", "over_balance", "split_history", "cut_replies", "kept")
@@ -81,13 +79,6 @@ def strip(chat: ChatFormat, task: TaskSpec, result: ScoredRollout) -> Sample:
     prompt = chat.prompt(variants.get("react").messages(task.instruction, workdir=workdir_of(task.environment) or variants.WORKDIR))
     chunk = restate(result.rollout.chunks[0], prompt)
     return Sample(chunk.ids, chunk.mask, chunk.turn_ids, rollout_id=result.rollout.id, group_id=task.id)
-
-
-def write(path: Path, rows: Iterable[dict]) -> int:
-    """A data set that `stages.sft` reads; how many rows it has."""
-    every = list(rows)
-    write_json(path, every)
-    return len(every)
 
 
 def _jaccard(a: set[str], b: set[str]) -> float:
