@@ -21,6 +21,13 @@ class LimitEnds(enum.StrEnum):
     truncate = "truncate"
 
 
+class BootstrapAt(enum.StrEnum):
+    """The token of the next turn whose value credit links to."""
+
+    first = "first"
+    last = "last"
+
+
 class Chunks(enum.StrEnum):
     link = "link"
     cut = "cut"

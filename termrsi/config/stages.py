@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import (
     BY_FAMILY,
+    BootstrapAt,
     Calibration,
     Chunks,
     Correction,
@@ -164,6 +165,7 @@ class CreditConfig:
 
     `limit_ends`: an episode that met a limit is over, with the verifier's reward (`terminal`); or it goes on beyond what was seen,
     and the critic's value stands in (`truncate`). `chunks`: a trajectory whose history was rewritten is one (`link`) or several.
+    `bootstrap_at`: the token of the next turn whose value `tb` links to.
     """
 
     credit: Credit = Credit.tb
@@ -175,6 +177,7 @@ class CreditConfig:
     lam_critic_alpha: float = 0.0
     limit_ends: LimitEnds = LimitEnds.terminal
     chunks: Chunks = Chunks.link
+    bootstrap_at: BootstrapAt = BootstrapAt.first
     whiten: bool = True
 
     def __post_init__(self) -> None:

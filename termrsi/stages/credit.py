@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from termrsi.algo import advantage, metrics
-from termrsi.algo.advantage import ChunkInput
+from termrsi.algo.chunks import ChunkInput, turn_boundary_gae_chunks
 from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
 from termrsi.config.stages import CreditConfig
 from termrsi.ports import Critic
@@ -200,7 +200,7 @@ def _credit(
     arm = "skip" if c.credit is Credit.token and c.token_steps is TokenSteps.action else c.credit.value
     if alpha > 0.0:
         lam = advantage.adaptive_lambda(_steps(chunks, arm), alpha)
-    return advantage.turn_boundary_gae_chunks(
+    return turn_boundary_gae_chunks(
         chunks,
         gamma=c.gamma,
         lam=lam,
@@ -208,6 +208,7 @@ def _credit(
         linked=c.chunks is Chunks.link,
         truncated=behind is not None,
         bootstrap_value=behind or 0.0,
+        bootstrap_at=c.bootstrap_at.value,
     )
 
 
