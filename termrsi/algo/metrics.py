@@ -51,8 +51,10 @@ def sequence_means(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.bincount(place, weights=np.asarray(values, np.float64)) / count
 
 
-def clip_fraction(ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float, clip_high: float) -> float:
-    """Share of tokens, or of sequences, `[K]` whose gradient the PPO clip removes; 0 if there are none."""
+def clip_fraction(
+    ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float | np.ndarray, clip_high: float | np.ndarray
+) -> float:
+    """Share of tokens, or of sequences, `[K]` whose gradient the PPO clip removes; 0 if there are none. Radii may be `[K]`."""
     clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return float(clipped.mean()) if len(ratio) else 0.0
 
