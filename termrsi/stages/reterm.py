@@ -7,6 +7,7 @@ when the queue is short) or is a setting: whether a point is drawn once (`pop`),
 (`requeue_recovery_failures`), whether groups of equal rewards count (`zero_std_in_denominator`).
 """
 
+import asyncio
 import random
 from collections.abc import Sequence
 
@@ -50,6 +51,7 @@ class _Loop:
         self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
         self._drawn: dict[int, tuple[list[TaskSpec], list[RecoveryPoint]]] = {}
         self._spent: dict[str, RecoveryPoint] = {}  # out of the queue for good, their snapshots not freed yet
+        self._queueing = asyncio.Lock()  # what is pushed out between a look and its note in `_drawn` would be freed under it
         self.log: list[dict[str, float | None]] = []
 
     def sampler(self) -> Sampler:
@@ -64,8 +66,9 @@ class _Loop:
         ctx, config, step = self._ctx, self._config, number + 1
         assert ctx.queue is not None, "checked by run"
         tasks = self._stream.take(config.original_groups)
-        points = await (ctx.queue.take if config.pop else ctx.queue.peek)(config.recovery_groups)
-        self._drawn[step] = (tasks, points)  # a lost step ends the run, so slots and steps count alike
+        async with self._queueing:
+            points = await (ctx.queue.take if config.pop else ctx.queue.peek)(config.recovery_groups)
+            self._drawn[step] = (tasks, points)  # a lost step ends the run, so slots and steps count alike
         original = specs_of(ctx, tasks, step, config.group_size, config.optim.temperature, keep_snapshot=True)
         return [*original, *(spec for point in points for spec in self._recovery(point, step))]
 
@@ -136,11 +139,11 @@ class _Loop:
             task = of_points[first.recovery_id] if first.recovery_id else tasks[first.task_id]
             chosen.append(point_of(draw.choice(group), task, step))
         usable = [p for p in chosen if fits(p, ctx.limits(), reserve_tokens=reserve(ctx, p))]
-        evicted = await ctx.queue.push(usable)
         kept = {p.snapshot.id for p in usable}
         spare = [s.rollout.snapshot for s in scored if s.rollout.snapshot and s.rollout.snapshot.id not in kept]
         await ctx.rollouts.discard(spare)
-        await self._free(evicted)
+        async with self._queueing:
+            await self._free(await ctx.queue.push(usable))
 
     def _report(self, scored: list[ScoredRollout], num_original: int, num_recovery: int, step: int) -> None:
         original = [self._rewarder.reward(s) for s in scored if not s.rollout.recovery_id]
