@@ -139,11 +139,11 @@ class _Loop:
             task = of_points[first.recovery_id] if first.recovery_id else tasks[first.task_id]
             chosen.append(point_of(draw.choice(group), task, step))
         usable = [p for p in chosen if fits(p, ctx.limits(), reserve_tokens=reserve(ctx, p))]
+        async with self._queueing:
+            await self._free(await ctx.queue.push(usable))
         kept = {p.snapshot.id for p in usable}
         spare = [s.rollout.snapshot for s in scored if s.rollout.snapshot and s.rollout.snapshot.id not in kept]
         await ctx.rollouts.discard(spare)
-        async with self._queueing:
-            await self._free(await ctx.queue.push(usable))
 
     def _report(self, scored: list[ScoredRollout], num_original: int, num_recovery: int, step: int) -> None:
         original = [self._rewarder.reward(s) for s in scored if not s.rollout.recovery_id]
