@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from termrsi.config.choices import TO_SAMPLER
 from termrsi.errors import CheckpointError, ConfigError, EngineError, SandboxError, SandboxSpoiled, VerifierError, WeightsError
 from termrsi.harness import parse, variants
 from termrsi.harness.render import ChatFormat
@@ -50,7 +51,8 @@ FIT_SCALE = 5e4
 CRITIC_SCALE = 2e4
 HELP = 2.0  # what `_helped` adds to the logit of `solve`
 LOSS_KEYS = frozenset({"kind", "clip_low", "clip_high", "delta", "max_tokens", "tis_cap", "correction", "correction_low"})
-LOSS_KEYS |= {"anchor", "divergence", "dppo_form", "kl", "kl_kind"}
+LOSS_KEYS |= {"anchor", "divergence", "dppo_form", "sat", "kl", "kl_kind"}
+UNSEEN = "*"  # the critic's value of a situation that it has not learned
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
@@ -490,7 +492,7 @@ class FakePolicy:
         """Ascends the mean of sum(advantage x grad log pi): the policy gradient at ratio 1."""
         if "kind" not in loss or not loss.keys() <= LOSS_KEYS:
             raise ConfigError(f"unknown or missing arguments of the loss: {sorted(loss)}", "fake policy")
-        anchor = "sampler" if loss["kind"] == "dppo" else str(loss.get("anchor", "old"))
+        anchor = "sampler" if loss["kind"] in TO_SAMPLER else str(loss.get("anchor", "old"))
         needed = ["advantages", *{"old": ["old_logp"], "sampler": ["sampler_logp"]}.get(anchor, [])]
         needed += ["ref_logp"] if "kl" in loss else []
         for sample in samples:
@@ -559,16 +561,21 @@ class FakeCritic:
                 situation = _situation(sample, start)
                 for at in range(start, end):
                     goal, tokens = sample.returns[at], tokens + 1
-                    error += (self.table.get(situation, 0.0) - goal) ** 2 / 2
+                    error += (self._value(situation) - goal) ** 2 / 2
                     if value_clip > 0.0:
                         goal = min(max(goal, sample.old_values[at] - value_clip), sample.old_values[at] + value_clip)
                     goals.setdefault(situation, []).append(goal)
         for situation, values in goals.items():
-            now = self.table.get(situation, 0.0)
+            now = self._value(situation)
             self.table[situation] = now + min(1.0, lr * CRITIC_SCALE) * (sum(values) / len(values) - now)
         self.fresh_optimizer = False
         self.updates += 1
         return UpdateMetrics(error / max(1, tokens), 0.0, tokens, 0.0)
+
+    async def refit(self, scale: float, shift: float) -> None:
+        values = {UNSEEN: 0.0} | self.table
+        self.table = {situation: scale * value + shift for situation, value in values.items()}
+        self.fresh_optimizer = True
 
     async def publish(self) -> WeightsVersion:
         self._version += 1
@@ -593,8 +600,11 @@ class FakeCritic:
     def _values(self, sample: Sample) -> list[float]:
         values = [0.0] * len(sample.ids)
         for start, end in _turns(sample):
-            values[start:end] = [self.table.get(_situation(sample, start), 0.0)] * (end - start)
+            values[start:end] = [self._value(_situation(sample, start))] * (end - start)
         return values
+
+    def _value(self, situation: str) -> float:
+        return self.table.get(situation, self.table.get(UNSEEN, 0.0))
 
 
 def _situation(sample: Sample, start: int) -> str:
@@ -642,6 +652,9 @@ class FakeRecoveryStore:
 
     async def take(self, n: int) -> list[RecoveryPoint]:
         return self._queue.take(n)
+
+    async def peek(self, n: int) -> list[RecoveryPoint]:
+        return self._queue.peek(n)
 
     async def size(self) -> int:
         return len(self._queue)

@@ -170,6 +170,10 @@ class Critic(Protocol):
         """One optimizer step towards `returns`, clipped around `old_values`."""
         ...
 
+    async def refit(self, scale: float, shift: float) -> None:
+        """From now on each value V is scale x V + shift, by the value head alone; fresh optimizer."""
+        ...
+
     async def publish(self) -> WeightsVersion: ...
 
     async def pull(self, weights: WeightsVersion) -> None:
@@ -198,6 +202,10 @@ class RecoveryStore(Protocol):
 
     async def take(self, n: int) -> list[RecoveryPoint]:
         """Up to n, newest first, removed."""
+        ...
+
+    async def peek(self, n: int) -> list[RecoveryPoint]:
+        """Up to n, newest first, which stay in the queue."""
         ...
 
     async def size(self) -> int: ...

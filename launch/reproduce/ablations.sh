@@ -9,7 +9,7 @@ cd "$ROOT"
 SEEDS="${SEEDS:-0 1 2}"
 OUT="${OUT:-runs/ablations}"
 ARMS="${ARMS:-credit=skip credit=token reward=fdr reward=saturation reward=offset calibration=global critic_init=reset warmup=off \
-critic_init=reset,warmup=off schedule=continue_rpr}"
+critic_init=reset,warmup=off schedule=continue_rpr schedule=rollback}"
 
 directories=()
 run() { # directory, then overrides; a run that was refused or failed ends the script, with its own message above

@@ -87,6 +87,9 @@ class CriticActor:
     def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
         return self._model.update(samples, lr, value_clip)
 
+    def refit(self, scale: float, shift: float) -> None:
+        self._model.refit(scale, shift)
+
     @ray.method(num_returns=2)
     def export(self) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:
         self._version += 1
@@ -161,6 +164,9 @@ class RayCritic(_Host):
 
     async def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
         return await self._ask("update", list(samples), lr, value_clip)
+
+    async def refit(self, scale: float, shift: float) -> None:
+        await self._ask("refit", scale, shift)
 
     async def pull(self, weights: WeightsVersion) -> None:
         (state,) = weights.handle  # type: ignore[misc]  # one object reference, made by `publish`

@@ -29,6 +29,9 @@ class RecoveryActor:
     def take(self, n: int) -> list[RecoveryPoint]:
         return self._queue.take(n)
 
+    def peek(self, n: int) -> list[RecoveryPoint]:
+        return self._queue.peek(n)
+
     def size(self) -> int:
         return len(self._queue)
 
@@ -49,6 +52,9 @@ class RayRecoveryStore:
 
     async def take(self, n: int) -> list[RecoveryPoint]:
         return await ask("recovery queue", self.actor, "take", n)
+
+    async def peek(self, n: int) -> list[RecoveryPoint]:
+        return await ask("recovery queue", self.actor, "peek", n)
 
     async def size(self) -> int:
         return await ask("recovery queue", self.actor, "size")

@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 Credit = Literal["tb", "skip", "token"]
+BootstrapAt = Literal["first", "last"]
 Array = Any  # a numpy array or a torch tensor: naming the second here would import torch
 
 BLOCK = 128  # steps summed by one matrix product
@@ -25,16 +26,6 @@ CACHE_TOKENS = 1 << 17  # positions handled at once on a CPU: their arrays stay 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _TIMESTAMP = re.compile(r"(?:\d{4}-\d{2}-\d{2}[t ])?\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?(?:z|[+-]\d{2}:?\d{2})?|\d{4}-\d{2}-\d{2}")
 _DIGITS = re.compile(r"\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkInput:
-    """One chunk of a trajectory that was cut: arrays `[T]` as `turn_boundary_gae` takes them."""
-
-    rewards: np.ndarray
-    values: np.ndarray
-    turn_ids: np.ndarray
-    action_mask: np.ndarray
 
 
 def turn_boundary_gae(
@@ -48,6 +39,7 @@ def turn_boundary_gae(
     credit: Credit = "tb",
     truncated: bool = False,
     bootstrap_value: float = 0.0,
+    bootstrap_at: BootstrapAt = "first",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and critic targets, both `[T]`, 0 off the mask: GAE (arXiv:1506.02438) that decays per turn (ours).
 
@@ -57,8 +49,12 @@ def turn_boundary_gae(
     every position from the first to the last action token a step, and reads it. `truncated`: no verifier scored the end,
     so the last step bootstraps from `bootstrap_value`, without trace; otherwise the end is terminal.
 
+    `bootstrap_at`: the token of the next turn whose value "tb" links to. "first" (ours): what the environment left, before
+    anything new was sampled. "last": as bi-level GAE does (RAGEN; with its inner gamma and lambda 1 it is this), where the
+    luck of the next turn's own tokens is in this turn's target. The other arms have no turns: they are the same in both.
+
     Computed in float64; returned in float32 if `values` is, else in float64. No action token: zeros.
-    Raises ValueError if the turn ids of the action tokens decrease, or on an unknown `credit`.
+    Raises ValueError if the turn ids of the action tokens decrease, or on an unknown `credit` or `bootstrap_at`.
     """
     rewards, values, turn_ids, action_mask = (np.asarray(x)[None] for x in (rewards, values, turn_ids, action_mask))
     advantages, returns = turn_boundary_gae_batch(
@@ -71,6 +67,7 @@ def turn_boundary_gae(
         credit=credit,
         truncated=[truncated],
         bootstrap_value=[bootstrap_value],
+        bootstrap_at=bootstrap_at,
     )
     return advantages[0], returns[0]
 
@@ -86,6 +83,7 @@ def turn_boundary_gae_batch(
     credit: Credit = "tb",
     truncated: Sequence[bool] | bool = False,
     bootstrap_value: Sequence[float] | float = 0.0,
+    bootstrap_at: BootstrapAt = "first",
 ) -> tuple[Array, Array]:
     """`turn_boundary_gae` of each row: arrays `[B, T]` of numpy or torch (CPU or GPU), two of the same kind out.
 
@@ -94,6 +92,8 @@ def turn_boundary_gae_batch(
     """
     if credit not in ("tb", "skip", "token"):
         raise ValueError(f"unknown credit {credit!r}: tb, skip or token")
+    if bootstrap_at not in ("first", "last"):
+        raise ValueError(f"unknown bootstrap_at {bootstrap_at!r}: first or last")
     xp = array_namespace(values)
     where = device(values)
     dtype = values.dtype if values.dtype in (xp.float32, xp.float64) else xp.float64
@@ -113,63 +113,10 @@ def turn_boundary_gae_batch(
         xp, where, at_once = array_namespace(arrays[0]), "cpu", max(1, CACHE_TOKENS // max(1, num_tokens))
     for start in range(0, num_rows, max(1, at_once)):
         rows = slice(start, start + at_once)
-        _fill(xp, *(x[rows] for x in arrays), last_B=xp.asarray(last_B[rows], device=where), gamma=gamma, lam=lam, credit=credit)
+        after_B = xp.asarray(last_B[rows], device=where)
+        parts = (x[rows] for x in arrays)
+        _fill(xp, *parts, last_B=after_B, gamma=gamma, lam=lam, credit=credit, bootstrap_at=bootstrap_at)
     return results[0], results[1]
-
-
-def chunk_carry(first_value: float, first_advantage: float, *, gamma: float, lam: float, same_turn: bool) -> float:
-    """What to add to the reward of the earlier chunk's last action token, then treated as terminal (ours).
-
-    `first_*` are those of the later chunk's first action token: c = g (V + l A), with g = l = 1 if the cut lies inside a
-    turn, else gamma and lam. Adding it gives exactly the result without the cut.
-    """
-    return first_value + first_advantage if same_turn else gamma * (first_value + lam * first_advantage)
-
-
-def turn_boundary_gae_chunks(
-    chunks: Sequence[ChunkInput],
-    *,
-    gamma: float,
-    lam: float,
-    credit: Credit = "tb",
-    linked: bool = True,
-    truncated: bool = False,
-    bootstrap_value: float = 0.0,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """`turn_boundary_gae` over a trajectory cut into chunks, in their order, linked by `chunk_carry` (ours).
-
-    Turn ids go on from chunk to chunk: an equal id on both sides of a cut is one turn (a cut inside a turn). The terminal
-    reward stands in one place, in the last chunk. A chunk without action tokens passes the carry on. `linked=False`: every chunk
-    before another ends as if truncated, with that one's first value and no trace.
-    Raises ValueError if turn ids decrease, also across a cut.
-    """
-    outputs: list[tuple[np.ndarray, np.ndarray]] = []
-    later: tuple[int, float, float] | None = None  # turn, value and advantage of the next chunk's first action token
-    for chunk in reversed(chunks):
-        at = np.flatnonzero(chunk.action_mask)
-        rewards = np.array(chunk.rewards, np.float64)
-        if later is not None and len(at):
-            turn, value, advantage = later
-            if turn < chunk.turn_ids[at[-1]]:
-                raise ValueError("turn_ids must not decrease over the action tokens, chunk to chunk")
-            same = credit == "tb" and turn == chunk.turn_ids[at[-1]]
-            carry = chunk_carry(value, advantage, gamma=gamma, lam=lam, same_turn=same) if linked else gamma * value
-            rewards[at[-1]] += carry
-        advantages, returns = turn_boundary_gae(
-            rewards,
-            chunk.values,
-            chunk.turn_ids,
-            chunk.action_mask,
-            gamma=gamma,
-            lam=lam,
-            credit=credit,
-            truncated=truncated and later is None,
-            bootstrap_value=bootstrap_value,
-        )
-        if len(at):
-            later = int(chunk.turn_ids[at[0]]), float(chunk.values[at[0]]), float(advantages[at[0]])
-        outputs.append((advantages, returns))
-    return outputs[::-1]
 
 
 def adaptive_lambda(steps: int, alpha: float) -> float:
@@ -193,6 +140,16 @@ def group_relative(rewards: np.ndarray, *, std_floor: float = 1e-6, normalise: b
         return np.zeros(len(rewards))
     centred = rewards - rewards.mean()
     return centred / (rewards.std() + std_floor) if normalise else centred
+
+
+def overlong_penalty(tokens: int, *, longest: int, cache: int) -> float:
+    """DAPO's soft punishment of length (arXiv:2503.14476, eq. 13), to be added to the reward of a rollout of so many tokens.
+
+    0 up to `longest` - `cache`, then linearly down to -1 at `longest`, -1 beyond. Raises ValueError unless 0 < cache <= longest.
+    """
+    if not 0 < cache <= longest:
+        raise ValueError(f"cache {cache} must be above 0, and at most {longest}")
+    return -min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
 
 
 def repetition_penalty(
@@ -266,6 +223,7 @@ def _fill(
     gamma: float,
     lam: float,
     credit: Credit,
+    bootstrap_at: BootstrapAt,
 ) -> None:
     """Write the results of some rows into `advantages` and `returns` `[B, T]`; `last_B`: the value after each row's end."""
     actions = xp.astype(action_mask, xp.bool)
@@ -288,7 +246,7 @@ def _fill(
     value_K = xp.astype(xp.take(xp.reshape(values, (-1,)), at), xp.float64)
     reward_K = xp.astype(xp.take(xp.reshape(rewards, (-1,)), at), xp.float64)
     if credit == "tb":
-        return_K = _turn_returns(xp, rows, reward_K, value_K, turn_K, last_B, gamma, lam)
+        return_K = _turn_returns(xp, rows, reward_K, value_K, turn_K, last_B, gamma, lam, bootstrap_at)
     else:
         return_K = _step_returns(xp, rows, reward_K, value_K, last_B, gamma, lam)
     # Slices of whole rows of a fresh array: these are views.
@@ -316,7 +274,15 @@ class _Rows:
 
 
 def _turn_returns(
-    xp: Any, rows: _Rows, reward_K: Array, value_K: Array, turn_K: Array, last_B: Array, gamma: float, lam: float
+    xp: Any,
+    rows: _Rows,
+    reward_K: Array,
+    value_K: Array,
+    turn_K: Array,
+    last_B: Array,
+    gamma: float,
+    lam: float,
+    bootstrap_at: BootstrapAt,
 ) -> Array:
     """The return A + V `[K]` of each token: that of its turn, less the rewards booked earlier in the turn."""
     starts_K = xp.ones(turn_K.shape, dtype=xp.bool, device=device(turn_K))
@@ -328,7 +294,7 @@ def _turn_returns(
     turns_first = xp.take(turn_at, rows.first_B)
     count = xp.take(turn_at, rows.first_B + rows.count_B - 1) + 1 - turns_first
     turns = _Rows(rows.index_B, turns_first, count)
-    value_W, reward_W = xp.take(value_K, first), xp.take(reward_K, last)
+    value_W, reward_W = xp.take(value_K, first if bootstrap_at == "first" else last), xp.take(reward_K, last)
     if int(xp.count_nonzero(reward_W)) == int(xp.count_nonzero(reward_K)):  # rewards on last tokens only, as they are booked
         return xp.take(_step_returns(xp, turns, reward_W, value_W, last_B, gamma, lam), turn_at)
     before_K = _sums_before(xp, rows, reward_K)

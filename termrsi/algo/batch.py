@@ -100,20 +100,6 @@ def restore(samples: Sequence[Sample], outputs: Sequence[tuple[MicroBatch, Tenso
     return lists
 
 
-def rollout_tokens(samples: Sequence[Sample]) -> list[int]:
-    """For each sample, the action tokens of its whole rollout. A sample without `rollout_id` is a rollout of its own."""
-    keys = [sample.rollout_id or f"\0{i}" for i, sample in enumerate(samples)]
-    totals: dict[str, int] = {}
-    for key, sample in zip(keys, samples, strict=True):
-        totals[key] = totals.get(key, 0) + sum(sample.mask)
-    return [totals[key] for key in keys]
-
-
-def count_rollouts(samples: Sequence[Sample]) -> int:
-    """Distinct rollouts with at least one action token: the denominator of the rollout-mean losses."""
-    return len({sample.rollout_id or f"\0{i}" for i, sample in enumerate(samples) if any(sample.mask)})
-
-
 def _used_length(sample: Sample, fields: Sequence[Field]) -> int:
     """Length up to the last action token; 0 if there is none."""
     size = len(sample.ids)

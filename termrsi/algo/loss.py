@@ -9,9 +9,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from termrsi.algo.whole import quantile_of
 from termrsi.errors import ConfigError
 
-LossKind = Literal["ppo", "grpo", "dapo", "dr_grpo", "gspo", "dppo", "reterm"]
+LossKind = Literal["ppo", "grpo", "dapo", "dr_grpo", "gspo", "dppo", "tvpo", "dis", "reterm"]
 Anchor = Literal["old", "sampler"]
 Correction = Literal["tis", "icepop", "sequence"]
 KlKind = Literal["k1", "k2", "k3"]
@@ -19,10 +20,13 @@ DppoForm = Literal["ratio", "capped"]
 
 # Kinds whose denominator counts rollouts; the others count action tokens.
 ROLLOUT_KINDS: frozenset[str] = frozenset({"grpo", "reterm", "gspo", "dr_grpo"})
+# Kinds whose one ratio is to the sampler: `old_logp` is the sampler's, and nothing is clipped.
+SAMPLER_KINDS: frozenset[str] = frozenset({"dppo", "tvpo", "dis"})
 
 MAX_LOG_RATIO = 20.0  # e^20 is far beyond every clip; it keeps a stray token from turning the loss into inf
 MIN_LOGP = -30.0  # clamp of Tmax's code before exp
 MAX_CAPPED_RATIO = 10.0  # of DPPO's own code
+MAX_TVPO_RATIO = 20.0  # of Tmax's code: for the numbers' sake, the budget is what bounds
 
 
 def policy_loss(
@@ -45,6 +49,9 @@ def policy_loss(
     divergence: Literal["tv", "kl"] = "tv",
     dppo_form: DppoForm = "ratio",
     rollout_tokens: Tensor | None = None,
+    prompt_tv: Tensor | None = None,
+    sat: float = 0.0,
+    sat_bound: float | None = None,
     kl: float = 0.0,
     kl_kind: KlKind = "k3",
     ref_logp: Tensor | None = None,
@@ -59,6 +66,10 @@ def policy_loss(
     `ppo`      min(rho A, clip(rho) A) (arXiv:1707.06347, eq. 7)        action tokens (ours)
     `dapo`     the same (arXiv:2503.14476, eq. 8)                       action tokens
     `dppo`     M r A, r not clipped; see `dppo_mask`, `dppo_form`       action tokens, masked ones included
+    `tvpo`     r A log pi, r detached, at most 20; where `tvpo_mask`    action tokens, frozen ones included
+               is 0 the value stays and no gradient flows
+    `dis`      r A log pi, r detached, where 1 - clip_low < r <         action tokens, masked ones included
+               1 + clip_high, else 0 (arXiv:2607.07508)
     `grpo`     mean of the ppo term over a rollout's tokens             rollouts (arXiv:2402.03300, eq. 3)
     `reterm`   the same, groups pooled (arXiv:2610.18484, eq. 6)        rollouts of original and recovery groups: their mean
                                                                         over groups, unless the machine lost some (ours)
@@ -72,16 +83,24 @@ def policy_loss(
     row is then a sequence of its own, weighted by its share of the rollout (ours).
 
     `tis_cap` > 0 multiplies each term by `correction_weights` of that `correction`. `anchor` says whose probabilities
-    `old_logp` holds: in `dppo` always the sampler's. `dppo_form`: "ratio" has the gradient go through r (Tmax's code), "capped"
-    takes r detached, at most 10, times log pi (DPPO's own code); up to that cap the gradients are one.
+    `old_logp` holds: in `dppo`, `tvpo` and `dis` always the sampler's, and r = exp(logp - old_logp). `dppo_form`: "ratio" has
+    the gradient go through r (Tmax's code), "capped" takes r detached, at most 10, times log pi (DPPO's own code); up to that
+    cap the gradients are one.
+
+    Two things are of the whole batch and cannot be told from a part of it; `algo.whole` takes them from a forward pass before
+    it is split. `prompt_tv` `[B]`, of `tvpo`: the divergence of each row's prompt (None: each row is a prompt of one rollout).
+    `sat_bound`, where `sat` > 0: the quantile `sat` of |log rho| over its action tokens (None: over this call's), beyond which
+    a token's clip radius contracts (`contraction`); of the kinds with a clip, their ratio taken to the sampler (`anchor`).
 
     `kl` > 0 adds that times `kl_terms(logp, ref_logp)`, under the same denominator: an average over tokens where the kind averages
     over a rollout's tokens (`gspo` too), else their sum.
 
     Raises ConfigError on an unknown kind, on `tis_cap` with a sampler anchor (the ratio would be corrected twice) or without
-    `sampler_logp`, on `kl` without `ref_logp`, and on `dr_grpo` without `max_tokens`.
+    `sampler_logp`, on `kl` without `ref_logp`, on `dr_grpo` without `max_tokens`, and on `sat` where no ratio to the sampler is
+    clipped.
     """
     _check(kind, max_tokens, tis_cap, anchor, sampler_logp)
+    _check_contraction(kind, sat, anchor)
     _check_choices(correction, kl, kl_kind, dppo_form, ref_logp)
     on = mask.bool()
     logp, old_logp, advantages = (torch.where(on, _wide(x), 0.0) for x in (logp, old_logp, advantages))
@@ -92,10 +111,25 @@ def policy_loss(
         if dppo_form == "capped":
             ratio = ratio.detach().clamp(max=MAX_CAPPED_RATIO) * logp
         terms = keep * ratio * advantages
-    elif kind == "gspo":
-        terms = _sequence_terms(logp, old_logp, advantages, row_tokens, clip_low, clip_high)
+    elif kind == "tvpo":
+        keep = tvpo_mask(logp, old_logp, advantages, row_tv(logp, old_logp, on) if prompt_tv is None else prompt_tv, delta=delta)
+        terms = _ratio(logp - old_logp).detach().clamp(max=MAX_TVPO_RATIO) * advantages * torch.where(keep, logp, logp.detach())
+    elif kind == "dis":
+        ratio = _ratio(logp - old_logp).detach()
+        inside = (ratio > 1 - clip_low) & (ratio < 1 + clip_high)
+        terms = torch.where(inside, ratio, 0.0) * advantages * logp
     else:
-        terms = _clipped(_ratio(logp - old_logp), advantages, clip_low, clip_high)
+        length = row_tokens.clamp(min=1).unsqueeze(1)
+        log_ratio = logp - old_logp
+        if kind == "gspo":  # that of the row on each of its tokens, so that the mean over tokens is the row's term itself
+            log_ratio, advantages = (x.sum(1, keepdim=True).div(length).expand_as(logp) for x in (log_ratio, advantages))
+        if sat > 0.0:
+            if sat_bound is None:
+                sat_bound = quantile_of(log_ratio.detach()[on].double().cpu().numpy(), sat)
+            below, above = contraction(log_ratio, sat_bound)
+            terms = _clipped(_ratio(log_ratio), advantages, clip_low * below, clip_high * above)
+        else:
+            terms = _clipped(_ratio(log_ratio), advantages, clip_low, clip_high)
     if tis_cap > 0.0 and sampler_logp is not None:
         sampler_logp = torch.where(on, _wide(sampler_logp), 0.0)
         terms = terms * correction_weights(correction, old_logp, sampler_logp, mask, low=correction_low, high=tis_cap)
@@ -142,6 +176,43 @@ def dppo_mask(
         return (~((distance > delta + 1e-6) & away)).to(logp.dtype)
 
 
+def row_tv(logp: Tensor, sampler_logp: Tensor, mask: Tensor) -> Tensor:
+    """Mean of |r - 1| / 2 over the action tokens of each row, `[B]`, detached: what bounds the total variation to the sampler."""
+    with torch.no_grad():
+        on = mask.bool()
+        distances = torch.where(on, (_ratio(torch.where(on, logp - sampler_logp, 0.0)) - 1.0).abs() / 2, 0.0)
+        return distances.sum(1) / on.sum(1).clamp(min=1)
+
+
+def tvpo_mask(logp: Tensor, sampler_logp: Tensor, advantages: Tensor, prompt_tv: Tensor, *, delta: float = 0.02) -> Tensor:
+    """True where a token may move the policy: its prompt is within the budget, or the step leads back. `[B, T]`, detached.
+
+    TVPO, as the code of Tmax (arXiv:2606.23321) has it: `prompt_tv` `[B]` is the divergence of each row's prompt, the mean over its
+    rollouts of `row_tv`. Beyond `delta` the tokens with A (pi - mu) > 0 are frozen. (That nothing is, where every prompt is within
+    the budget, follows.)
+    """
+    with torch.no_grad():
+        within = (prompt_tv <= delta).unsqueeze(1)
+        moved = torch.sign(logp.clamp(MIN_LOGP, 0.0) - sampler_logp.clamp(MIN_LOGP, 0.0))
+        return within | (advantages * moved <= 0)
+
+
+def contraction(log_ratio: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """What the clip radius below 1 and that above 1 are multiplied by, each of `log_ratio`'s shape, detached.
+
+    SAT (jyyang26.github.io, stable_async_analysis, eqs. 3.2 to 3.4): 1 / (1 + (d / bound)^2) on the side to which a token with
+    |d| > `bound` has moved, d its log ratio to the sampler; 1 on the other side, for every other token, and where `bound` is 0.
+    Its quantile is of a micro-batch; ours of the whole batch. In `gspo` d is the sequence's mean (ours).
+    """
+    with torch.no_grad():
+        d = log_ratio.detach()
+        if bound <= 0.0:
+            return torch.ones_like(d), torch.ones_like(d)
+        # The bound is one of the values, which rounds differently in another padding.
+        factor = torch.where(d.abs() > bound + 1e-5, 1.0 / (1.0 + (d / bound).square()), 1.0)
+        return torch.where(d < 0, factor, 1.0), torch.where(d > 0, factor, 1.0)
+
+
 def tis_weights(old_logp: Tensor, sampler_logp: Tensor, *, cap: float = 2.0) -> Tensor:
     """Truncated importance weights clamp(pi_old / mu, 0, cap), same shape, detached (as in verl and slime: cap 2)."""
     with torch.no_grad():
@@ -155,7 +226,8 @@ def correction_weights(
 
     ========== =====================================================================================================
     `tis`      clamp(w, 0, `high`): truncated importance sampling (verl, slime: 2)
-    `icepop`   w inside [`low`, `high`], 0 outside: a token that is far off says nothing (the bounds are ours)
+    `icepop`   w inside [`low`, `high`], 0 outside: a token that is far off says nothing (the bounds are ours). SAO's two-sided
+               mask is this with the present policy in place of the old one: the loss `dis`; one update per batch makes them one
     `sequence` 1 for a row whose geometric mean of w lies inside [`low`, `high`], 0 for all of any other row
     ========== =====================================================================================================
 
@@ -226,10 +298,17 @@ def _check(kind: str, max_tokens: int, tis_cap: float, anchor: str, sampler_logp
         raise ConfigError(f"unknown anchor {anchor!r}", "algo.loss", f"one of {', '.join(get_args(Anchor))}")
     if kind == "dr_grpo" and max_tokens < 1:
         raise ConfigError("dr_grpo divides by a constant length", "algo.loss", "max_tokens must be at least 1")
-    if tis_cap > 0.0 and (anchor == "sampler" or kind == "dppo"):
+    if tis_cap > 0.0 and (anchor == "sampler" or kind in SAMPLER_KINDS):
         raise ConfigError("TIS on top of a ratio to the sampler corrects twice", "algo.loss", "tis_cap=0, or anchor=old")
     if tis_cap > 0.0 and sampler_logp is None:
         raise ConfigError("TIS needs the sampler's log-probabilities", "algo.loss", "pass sampler_logp, or tis_cap=0")
+
+
+def _check_contraction(kind: str, sat: float, anchor: str) -> None:
+    if not 0.0 <= sat < 1.0:
+        raise ConfigError(f"sat={sat} is no quantile", "algo.loss", "valid: 0 (off) up to below 1")
+    if sat > 0.0 and (kind in SAMPLER_KINDS or anchor != "sampler"):
+        raise ConfigError("sat contracts the clip of a ratio to the sampler", "algo.loss", "a kind with a clip, and anchor=sampler")
 
 
 def _check_choices(correction: str, kl: float, kl_kind: str, dppo_form: str, ref_logp: Tensor | None) -> None:
@@ -249,15 +328,5 @@ def _ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-
-
-def _sequence_terms(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, row_tokens: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
-    """GSPO's term of each row, repeated on its tokens, so that the mean over tokens is the term itself: `[B, T]`."""
-    length = row_tokens.clamp(min=1)
-    ratio = _ratio((logp - old_logp).sum(1) / length)
-    term = _clipped(ratio, advantages.sum(1) / length, clip_low, clip_high)
-    return term.unsqueeze(1).expand_as(logp)
+def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float | Tensor, clip_high: float | Tensor) -> Tensor:
+    return torch.minimum(ratio * advantages, torch.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)

@@ -40,6 +40,21 @@ def explained_variance(values: np.ndarray, returns: np.ndarray) -> float | None:
     return float(1.0 - np.var(returns - values) / np.var(returns))
 
 
+def affine_fit(values: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+    """(a, b) that minimise sum (a V + b - R)^2 over `[K]`.
+
+    (1, mean of R - V) for equal values, of which any a would do; (1, 0) of none.
+    """
+    if len(values) == 0:
+        return 1.0, 0.0
+    values, targets = np.asarray(values, np.float64), np.asarray(targets, np.float64)
+    if np.ptp(values) == 0.0:
+        return 1.0, float((targets - values).mean())
+    centred = values - values.mean()
+    scale = float((centred * (targets - targets.mean())).sum() / np.square(centred).sum())
+    return scale, float(targets.mean() - scale * values.mean())
+
+
 def ratios(logp: np.ndarray, old_logp: np.ndarray) -> np.ndarray:
     """exp(logp - old_logp) `[K]`, the exponent held in [-20, 20] as in the losses."""
     return np.exp(np.clip(np.asarray(logp, np.float64) - old_logp, -20.0, 20.0))
@@ -51,8 +66,10 @@ def sequence_means(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.bincount(place, weights=np.asarray(values, np.float64)) / count
 
 
-def clip_fraction(ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float, clip_high: float) -> float:
-    """Share of tokens, or of sequences, `[K]` whose gradient the PPO clip removes; 0 if there are none."""
+def clip_fraction(
+    ratio: np.ndarray, advantages: np.ndarray, *, clip_low: float | np.ndarray, clip_high: float | np.ndarray
+) -> float:
+    """Share of tokens, or of sequences, `[K]` whose gradient the PPO clip removes; 0 if there are none. Radii may be `[K]`."""
     clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return float(clipped.mean()) if len(ratio) else 0.0
 

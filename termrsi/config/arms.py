@@ -6,8 +6,8 @@ calibration=global|family      of every warm-up and RPR phase; a count has one c
 critic_init=reset              the later RPR phases begin with a new critic, instead of the one that the phase before retained
 warmup=off                     no warm-up stage; the phase that read its critic begins with a new one
 schedule=continue_rpr          no rewriting between the phases: each goes on with the policy of the one before
-
-The paper's third schedule, rollback, is what retention does in each phase: a candidate that is refused is rolled back.
+schedule=rollback              so too, and with the critic of the one before; after a refused candidate the later phases go on from
+                               the retained actor and critic (`retention.rollback`). What the paper means by the word is not told
 """
 
 from collections.abc import Callable
@@ -91,11 +91,13 @@ def _schedule(config: Config) -> int:
     phases = _phases(config)
     if len(phases) < 2:
         return 0
-    if config.schedule is Schedule.continue_rpr:
+    if config.schedule in (Schedule.continue_rpr, Schedule.rollback):
         for (before, _), (name, stage) in pairwise(phases):
             places = config.pipeline.index(before), config.pipeline.index(name)
             _drop(config, set(config.pipeline[places[0] + 1 : places[1]]))
             stage.policy = before
+            if config.schedule is Schedule.rollback:
+                stage.critic, stage.retention.rollback = before, True
     return len(phases)
 
 

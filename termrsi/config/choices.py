@@ -21,6 +21,13 @@ class LimitEnds(enum.StrEnum):
     truncate = "truncate"
 
 
+class BootstrapAt(enum.StrEnum):
+    """The token of the next turn whose value credit links to."""
+
+    first = "first"
+    last = "last"
+
+
 class Chunks(enum.StrEnum):
     link = "link"
     cut = "cut"
@@ -43,7 +50,12 @@ class Loss(enum.StrEnum):
     dr_grpo = "dr_grpo"
     gspo = "gspo"
     dppo = "dppo"
+    tvpo = "tvpo"
+    dis = "dis"
     reterm = "reterm"
+
+
+TO_SAMPLER = frozenset({Loss.dppo, Loss.tvpo, Loss.dis})  # their one ratio is to the sampler, and nothing is clipped
 
 
 class Correction(enum.StrEnum):
@@ -73,9 +85,17 @@ class CriticInit(enum.StrEnum):
     reset = "reset"
 
 
+class RefitValueHead(enum.StrEnum):
+    """What an inherited critic's values are fitted to before its phase's first update, where the scale of rewards has changed."""
+
+    off = "off"
+    affine = "affine"
+
+
 class Schedule(enum.StrEnum):
     alternate = "alternate"
     continue_rpr = "continue_rpr"
+    rollback = "rollback"
 
 
 class Workflow(enum.StrEnum):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from termrsi.config import arms, schema, stages
+from termrsi.config import arms, effects, schema, stages
 from termrsi.config.schema import Config
 from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
@@ -138,6 +138,7 @@ def check(config: Config) -> None:
 
 def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     stage = config.stages[name]
+    effects.check(config, name)
     reward = getattr(stage, "reward", None)
     if isinstance(reward, stages.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")

@@ -1,6 +1,7 @@
 """What each kind of stage may be told: one dataclass per kind, picked by its group file in `conf/stage/`.
 
-Fields named `policy`, `critic`, `data` and `baseline` hold the names of the earlier stages whose results it reads.
+Fields named `policy`, `critic`, `data` and `baseline` hold the names of the earlier stages whose results it reads. What is out of
+range is refused here; what would do nothing beside the other settings, in `effects`.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from omegaconf import MISSING
 from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import (
     BY_FAMILY,
+    BootstrapAt,
     Calibration,
     Chunks,
     Correction,
@@ -20,6 +22,7 @@ from termrsi.config.choices import (
     KlKind,
     LimitEnds,
     Loss,
+    RefitValueHead,
     Reward,
     TokenSteps,
     Workflow,
@@ -106,9 +109,10 @@ class SftConfig(StageConfig):
 
 @dataclass(slots=True, kw_only=True)
 class PolicyOptimConfig:
-    """What the policy gradient stages share. `delta`, `divergence`, `dppo_form`: of the loss `dppo` alone.
+    """What the policy gradient stages share. `delta`, `divergence`, `dppo_form`: of the loss `dppo` alone; `tvpo_delta`: of `tvpo`.
 
     `correction`: of the sampler against the learner, with `tis_cap` as its upper bound (see `algo.loss.correction_weights`).
+    `clip_low`, `clip_high`: of `dis` the range 1 - clip_low to 1 + clip_high of what it keeps. `sat`: of the losses with a clip.
     """
 
     temperature: float = 1.0
@@ -118,8 +122,12 @@ class PolicyOptimConfig:
     correction: Correction = Correction.tis
     correction_low: float = 0.5
     delta: float = 0.1
+    tvpo_delta: float = 0.02  # the divergence that a prompt's rollouts may have from the sampler before their tokens are frozen
     divergence: Divergence = Divergence.tv
     dppo_form: DppoForm = DppoForm.ratio
+    sat: float = (
+        0.0  # above 0 the ratio is to the sampler, and the clip narrows for tokens beyond this quantile of its log (SAT: 0.9)
+    )
     kl: float = 0.0  # weight of the divergence from the policy that the stage began with; 0: no reference is loaded
     kl_kind: KlKind = KlKind.k3
     lr: float = 1e-6
@@ -128,37 +136,10 @@ class PolicyOptimConfig:
     def __post_init__(self) -> None:
         at_least("optim", 1, minibatches=self.minibatches)
         at_least("optim", 0.0, tis_cap=self.tis_cap, clip_low=self.clip_low, clip_high=self.clip_high, kl=self.kl)
-        at_least("optim", 0.0, correction_low=self.correction_low, delta=self.delta)
+        at_least("optim", 0.0, correction_low=self.correction_low, delta=self.delta, tvpo_delta=self.tvpo_delta)
+        if not 0.0 <= self.sat < 1.0:
+            raise ConfigError(f"sat={self.sat}", "optim", "valid: 0 (off) up to below 1")
         above_zero("optim", lr=self.lr, temperature=self.temperature)
-
-
-def _has_effect(where: str, loss: Loss, optim: PolicyOptimConfig) -> None:
-    """Raises ConfigError for settings that would do nothing, and for a correction of what is a ratio to the sampler already."""
-    own, dppo = PolicyOptimConfig(), loss is Loss.dppo
-
-    def changed(*names: str) -> str:
-        return next((name for name in names if getattr(optim, name) != getattr(own, name)), "")
-
-    if dppo and optim.tis_cap > 0.0:
-        raise ConfigError("dppo's ratio is to the sampler: TIS on top corrects twice", f"{where}.optim", "set tis_cap=0")
-    off = optim.tis_cap == 0.0
-    if off and not dppo and (name := changed("correction", "correction_low")):
-        raise ConfigError(f"{name} without a correction", f"{where}.optim", "set tis_cap above 0")
-    if not off and optim.correction is not Correction.tis and optim.correction_low >= optim.tis_cap:
-        raise ConfigError(
-            f"no weight is in [{optim.correction_low}, {optim.tis_cap}]", f"{where}.optim", "correction_low < tis_cap"
-        )
-    if not dppo and (name := changed("delta", "divergence", "dppo_form")):
-        raise ConfigError(f"{name} is of the loss dppo", f"{where}.optim", f"take it away: the loss is {loss.value}")
-    if optim.kl == 0.0 and (name := changed("kl_kind")):
-        raise ConfigError(f"{name} without a divergence", f"{where}.optim", "set kl above 0")
-    if name := changed("clip_low", "clip_high"):
-        if dppo:
-            raise ConfigError(f"{name} has no effect in dppo", f"{where}.optim", "it masks at delta")
-        if optim.minibatches == 1:
-            raise ConfigError(
-                f"{name}: a clip has no effect on one update per batch", f"{where}.optim", "set minibatches to 2 or more"
-            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,6 +148,7 @@ class CreditConfig:
 
     `limit_ends`: an episode that met a limit is over, with the verifier's reward (`terminal`); or it goes on beyond what was seen,
     and the critic's value stands in (`truncate`). `chunks`: a trajectory whose history was rewritten is one (`link`) or several.
+    `bootstrap_at`: the token of the next turn whose value `tb` links to.
     """
 
     credit: Credit = Credit.tb
@@ -178,6 +160,7 @@ class CreditConfig:
     lam_critic_alpha: float = 0.0
     limit_ends: LimitEnds = LimitEnds.terminal
     chunks: Chunks = Chunks.link
+    bootstrap_at: BootstrapAt = BootstrapAt.first
     whiten: bool = True
 
     def __post_init__(self) -> None:
@@ -247,6 +230,7 @@ class RetentionConfig:
     min_gain: float = 0.0  # candidates must gain more than this on the mean
     max_drop: float = 0.34  # and no suite may fall by more than this
     significant: bool = False  # and the 95 % interval of the gain, paired by task, lies above 0
+    rollback: bool = False  # after a refused candidate the phase goes on from the retained one, with fresh optimizers (ours)
 
     def __post_init__(self) -> None:
         at_least("retention", 1, every=self.every, k=self.k)
@@ -264,6 +248,7 @@ class RprConfig(StageConfig):
     tasks_per_step: int = 32
     samples_per_task: int = 1
     critic_only_updates: int = 4
+    refit_value_head: RefitValueHead = RefitValueHead.off
     only_contrast: bool = False  # the actor learns from tasks whose samples got different rewards; the critic from all
     max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
     critic_lr: float = 3e-5
@@ -280,7 +265,6 @@ class RprConfig(StageConfig):
         above_zero("rpr", critic_lr=self.critic_lr)
         if self.only_contrast and self.samples_per_task < 2:
             raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
-        _has_effect("rpr", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,6 +295,11 @@ class RetermConfig(StageConfig):
     recovery_groups: int = 2
     group_size: int = 4
     capacity: int = 16
+    pop: bool = True  # a restart point is drawn once; false: it stays in the queue until newer ones push it out
+    requeue_recovery_failures: bool = False  # a failed recovery rollout is a restart point too
+    zero_std_in_denominator: bool = (
+        True  # groups of equal rewards count in the mean that they add nothing to (eq. 6, read literally)
+    )
     max_staleness: int = 0  # as in rpr
     loss: Loss = Loss.reterm
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
@@ -321,15 +310,14 @@ class RetermConfig(StageConfig):
         sizes = {name: getattr(self, name) for name in ("steps", "capacity", "group_size", "original_groups")}
         at_least("reterm", 1, **sizes)
         at_least("reterm", 0, max_staleness=self.max_staleness, recovery_groups=self.recovery_groups)
-        _has_effect("reterm", self.loss, self.optim)
 
 
 @dataclass(slots=True, kw_only=True)
 class GrpoConfig(StageConfig):
-    """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`.
+    """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO, DPPO, TVPO or DIS, by `loss`.
 
-    Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, and it replaces groups without contrast (its penalty on long
-    replies is not there).
+    Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, it replaces groups without contrast, and `overlong` and
+    `overlong_max` are its L_cache and L_max, in action tokens of a rollout.
     """
 
     kind: str = "grpo"
@@ -340,6 +328,8 @@ class GrpoConfig(StageConfig):
     only_contrast: bool = False  # a group of equal rewards is replaced by the next (Tmax's active sampling, DAPO's dynamic one)
     repetition_penalty: float = 0.0  # River's, on each turn that repeats one before it
     repetition_threshold: float = 0.8
+    overlong: int = 0  # the last so many tokens before `overlong_max` cost up to 1, all beyond it 1; 0: length costs nothing
+    overlong_max: int = 0  # 0: the most that the limits allow
     max_staleness: int = 0  # as in rpr
     loss: Loss = Loss.grpo
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
@@ -350,11 +340,11 @@ class GrpoConfig(StageConfig):
         at_least("grpo", 1, steps=self.steps, groups=self.groups)
         at_least("grpo", 2, group_size=self.group_size)
         at_least("grpo", 0, max_staleness=self.max_staleness, repetition_penalty=self.repetition_penalty)
+        at_least("grpo", 0, overlong=self.overlong, overlong_max=self.overlong_max)
         if not 0.0 <= self.repetition_threshold <= 1.0:
             raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")
         if self.loss is Loss.dr_grpo and self.normalise:
             raise ConfigError("dr_grpo has no division by the standard deviation", "grpo.normalise", "set normalise=false")
-        _has_effect("grpo", self.loss, self.optim)
 
 
 STAGES: dict[str, type[StageConfig]] = {

@@ -56,6 +56,7 @@ def recovery_group(
     limits: Limits,
     seed: int,
     prompt: str = RECOVERY_PROMPT,
+    keep_snapshot: bool = False,
 ) -> list[EpisodeSpec]:
     """`size` rollouts from one failure state; the turn budget is fresh, the context must hold the failed history too."""
     group_id = f"{label}/{point.id}"
@@ -70,6 +71,7 @@ def recovery_group(
             limits=limits,
             recovery=point,
             recovery_prompt=text,
+            keep_snapshot=keep_snapshot,
         )
         for i in range(size)
     ]

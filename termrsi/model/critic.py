@@ -4,6 +4,7 @@ V_k = head(hidden state k - 1): it has seen every observation so far and not the
 It shares no memory with a policy. `termrsi.ports.Critic` is this with `async`, `publish` and `pull`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -143,6 +144,18 @@ class CriticModel:
             result.extra.update(value_mean=float(values.mean()), return_mean=float(returns.mean()))
             result.extra.update({} if explained is None else {"explained_variance": explained})
         return result
+
+    def refit(self, scale: float, shift: float) -> None:
+        """From now on each value V is scale x V + shift: the head's weights scaled, its bias scaled and shifted; fresh optimizer.
+
+        Raises ValueError if either is not finite.
+        """
+        if not (math.isfinite(scale) and math.isfinite(shift)):
+            raise ValueError(f"scale {scale} and shift {shift} must be finite")
+        with torch.no_grad():  # the head is its own master: it computes in float32
+            self._head.weight.mul_(scale)
+            self._head.bias.mul_(scale).add_(shift)
+        self._masters.reset_optimizer()
 
     def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
         return batching.micro_batches(

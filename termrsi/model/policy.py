@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from termrsi.algo import batch as batching
 from termrsi.algo import loss as losses
-from termrsi.algo import metrics
+from termrsi.algo import metrics, whole
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
 from termrsi.model.logprob import hidden_of, token_logprobs
@@ -39,6 +39,7 @@ LOSS_KEYS = (
     "anchor",
     "divergence",
     "dppo_form",
+    "sat",
     "kl",
     "kl_kind",
 )
@@ -149,15 +150,16 @@ class PolicyModel:
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
         """One optimizer step on the whole batch; `loss` holds arguments of `algo.loss.policy_loss`.
 
-        `anchor`: "old" takes each sample's `old_logp`, "sampler" (always so in `dppo`) its `sampler_logp`, "current" the
-        present weights themselves (first update on a batch: saves the forward pass of `logp`, and the ratio is 1).
+        `anchor`: "old" takes each sample's `old_logp`, "sampler" (always so in `dppo`, `tvpo`, `dis`) its `sampler_logp`,
+        "current" the present weights themselves (first update on a batch: saves the forward pass of `logp`, and the ratio is 1).
         Samples whose advantages are all 0 count in the denominator and cost nothing, unless the loss has a `kl`: their gradient is
-        0 in every kind. Without any other there is no step, and `tokens` is 0.
+        0 in every kind. Without any other there is no step, and `tokens` is 0. `tvpo` and `sat` take one forward pass of the whole
+        batch before: what they compare with (`algo.whole`) is of all its samples, so give them the rollouts of a prompt together.
         Raises ConfigError on an unknown key, ValueError if a sample lacks a list that the loss needs.
         """
         options = _loss_options(loss)
         kind = str(options["kind"])
-        anchor = "sampler" if kind == "dppo" else str(options.pop("anchor", "old"))
+        anchor = "sampler" if kind in losses.SAMPLER_KINDS else str(options.pop("anchor", "old"))
         options["anchor"] = "sampler" if anchor == "sampler" else "old"
         sampled = any(sample.sampler_logp for sample in samples)
         needs_sampler = sampled or anchor == "sampler" or options.get("tis_cap", 0.0) != 0.0
@@ -170,11 +172,18 @@ class PolicyModel:
         if near:
             fields.append("ref_logp")
         by_rollout = kind in losses.ROLLOUT_KINDS
-        count = batching.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
-        of_rollout = batching.rollout_tokens(samples) if by_rollout else []
+        count = whole.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
+        of_rollout = whole.rollout_tokens(samples) if by_rollout else []
         told = [i for i, one in enumerate(samples) if near or any(one.advantages) or len(one.advantages) != len(one.ids)]
         if not told:
             return UpdateMetrics(0.0, 0.0, 0, 0.0)
+        of_prompt = [0.0] * len(samples)
+        if kind == "tvpo":
+            of_prompt = whole.prompt_tv(samples, self.logp(samples))
+        sat = float(str(options.get("sat", 0.0)))
+        if sat > 0.0:
+            options["sat_bound"] = whole.log_ratio_bound(samples, self.logp(samples), sat, of_sequences=kind == "gspo")
+        of_prompt = [of_prompt[i] for i in told]
         of_rollout, samples = [of_rollout[i] for i in told] if by_rollout else [], [samples[i] for i in told]
         seen = _Seen()
 
@@ -183,8 +192,10 @@ class PolicyModel:
             columns = micro.columns
             old = {"old": columns.get("old_logp"), "sampler": columns.get("sampler_logp"), "current": logp.detach()}[anchor]
             assert old is not None, "micro_batches checks that the anchor is there"
-            seen.add(micro, logp, entropy, old)
             rows = torch.tensor([of_rollout[i] for i in micro.rows], device=self._device) if by_rollout else None
+            tv = [of_prompt[i] for i in micro.rows]
+            prompts = torch.tensor(tv, dtype=torch.float64, device=self._device) if kind == "tvpo" else None
+            seen.add(micro, logp, entropy, old, prompts)
             return losses.policy_loss(
                 logp=logp,
                 old_logp=old,
@@ -194,6 +205,7 @@ class PolicyModel:
                 sampler_logp=columns.get("sampler_logp"),
                 ref_logp=columns.get("ref_logp"),
                 rollout_tokens=rows,
+                prompt_tv=prompts,
                 **options,  # pyright: ignore[reportArgumentType]: keys are checked above, values by policy_loss
             )
 
@@ -297,15 +309,17 @@ class _Seen:
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
     rows: int = 0  # sequences seen
 
-    def add(self, micro: batching.MicroBatch, logp: Tensor, entropy: Tensor, old: Tensor) -> None:
+    def add(self, micro: batching.MicroBatch, logp: Tensor, entropy: Tensor, old: Tensor, prompt_tv: Tensor | None = None) -> None:
         columns = {"logp": logp.detach(), "old": old, **micro.columns}
+        if prompt_tv is not None:
+            columns["prompt_tv"] = prompt_tv.unsqueeze(1).expand_as(logp)
         part = {name: column[micro.mask].double().cpu().numpy() for name, column in columns.items()}
         row = self.rows + micro.mask.nonzero()[:, 0].cpu().numpy()  # of each token
         self.rows += len(micro.mask)
         self.parts.append(part | {"entropy": entropy.double().cpu().numpy(), "row": row})
 
     def report(self, options: Mapping[str, object]) -> dict[str, float]:
-        """Ratio and clip are those of the objective: of sequences in `gspo`, else of tokens; `dppo` masks and does not clip."""
+        """Ratio and clip are those of the objective: of sequences in `gspo`, else of tokens; `dppo`, `tvpo`, `dis` mask instead."""
         if not self.parts:
             return {}
         values = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
@@ -319,14 +333,13 @@ class _Seen:
             "entropy": float(values["entropy"].mean()),
             "advantage_std": float(values["advantages"].std()),
         }
-        if options["kind"] == "dppo":
-            rule = {key: options[key] for key in ("delta", "divergence") if key in options}
-            columns = (torch.from_numpy(x) for x in (logp, old, advantages))
-            keep = losses.dppo_mask(*columns, **rule)  # pyright: ignore[reportArgumentType]: as in update
-            report["mask_fraction"] = float((keep == 0).double().mean())
+        if options["kind"] in losses.SAMPLER_KINDS:
+            report["mask_fraction"] = float(_masked(values, options).mean())
         else:
-            low, high = (float(str(options.get(key, 0.2))) for key in ("clip_low", "clip_high"))
+            low, high = _radii(np.asarray(logp - old), options)
             report["clip_fraction"] = metrics.clip_fraction(ratio, advantages, clip_low=low, clip_high=high)
+        if "prompt_tv" in values:
+            report["prompt_tv_max"] = float(values["prompt_tv"].max())
         if "sampler_logp" in values:
             gap = metrics.logp_gap(values["logp"], values["sampler_logp"])
             report |= {"sampler_gap_mean": gap.mean, "sampler_gap_max": gap.max, "sampler_k3": gap.k3}
@@ -336,6 +349,28 @@ class _Seen:
             apart = losses.kl_terms(torch.from_numpy(values["logp"]), torch.from_numpy(values["ref_logp"]), "k3")
             report["reference_k3"] = float(apart.mean())
         return report
+
+
+def _radii(log_ratio: np.ndarray, options: Mapping[str, object]) -> tuple[np.ndarray, np.ndarray]:
+    """The clip's two radii, for each token or sequence `[K]`."""
+    low, high = (float(str(options.get(key, 0.2))) for key in ("clip_low", "clip_high"))
+    below, above = losses.contraction(torch.from_numpy(log_ratio), float(str(options.get("sat_bound", 0.0))))
+    return low * below.numpy(), high * above.numpy()
+
+
+def _masked(values: Mapping[str, np.ndarray], options: Mapping[str, object]) -> np.ndarray:
+    """Which tokens `[K]` carry no gradient, whatever their advantage."""
+    logp, old, advantages = (torch.from_numpy(values[name]) for name in ("logp", "old", "advantages"))
+    if options["kind"] == "dis":
+        ratio, low, high = (logp - old).exp(), *(float(str(options.get(key, 0.2))) for key in ("clip_low", "clip_high"))
+        return ((ratio <= 1 - low) | (ratio >= 1 + high)).numpy()
+    delta = float(str(options.get("delta", 0.1)))
+    if options["kind"] == "tvpo":
+        tv = torch.from_numpy(values["prompt_tv"])
+        return ~losses.tvpo_mask(*(x.unsqueeze(1) for x in (logp, old, advantages)), tv, delta=delta).squeeze(1).numpy()
+    divergence = options.get("divergence", "tv")
+    keep = losses.dppo_mask(logp, old, advantages, delta=delta, divergence=divergence)  # pyright: ignore[reportArgumentType]: as in update
+    return (keep == 0).numpy()
 
 
 def _corrected(values: Mapping[str, np.ndarray], options: Mapping[str, object]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Failures to start from again, newest first (ReTerm, arXiv:2610.18484; capacity and the rest ours). No Ray, no torch.
 
-A point is in one place at a time: in the queue, taken by a stage, or evicted. Whoever gets it last frees its snapshot.
+A point is in one place at a time: in the queue (where a stage may look at it), taken, or evicted. Whoever gets it last frees its
+snapshot.
 """
 
 from collections import deque
@@ -10,7 +11,7 @@ from termrsi.records import RecoveryPoint
 
 
 class RecoveryQueue:
-    """A bounded stack: `push` in front, `take` from the front; when it overflows the oldest points are evicted.
+    """A bounded stack: `push` in front, `take` or `peek` from the front; when it overflows the oldest points are evicted.
 
     Raises ValueError if `capacity` is below 1.
     """
@@ -38,6 +39,12 @@ class RecoveryQueue:
         if n < 0:
             raise ValueError(f"cannot take {n} points")
         return [self._points.popleft() for _ in range(min(n, len(self._points)))]
+
+    def peek(self, n: int) -> list[RecoveryPoint]:
+        """Up to `n` points, newest first, which stay where they are. Raises ValueError if n < 0."""
+        if n < 0:
+            raise ValueError(f"cannot take {n} points")
+        return list(self._points)[:n]
 
     @property
     def evicted(self) -> tuple[RecoveryPoint, ...]:

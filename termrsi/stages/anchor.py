@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from termrsi.config.choices import Loss
+from termrsi.config.choices import TO_SAMPLER, Loss
 from termrsi.config.stages import PolicyOptimConfig
 from termrsi.errors import StageError
 from termrsi.records import Sample
@@ -12,8 +12,9 @@ from termrsi.stages.credit import minibatches
 
 
 def anchor_of(kind: Loss, optim: PolicyOptimConfig) -> str:
-    """`sampler` for DPPO; `current` for one update per batch (old weights = present ones: no extra pass); else `old`."""
-    if kind is Loss.dppo:
+    """`sampler` for the losses whose one ratio it is; `current` for one update per batch (old weights = present ones: no extra
+    pass); else `old`."""
+    if kind in TO_SAMPLER or optim.sat > 0.0:
         return "sampler"
     return "current" if optim.minibatches == 1 else "old"
 
@@ -34,7 +35,7 @@ async def anchored(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: P
 
 
 def loss_arguments(kind: Loss, optim: PolicyOptimConfig, max_tokens: int) -> dict[str, object]:
-    """Arguments of `ports.Policy.update`; a cap of 0 leaves the sampler correction out.
+    """Arguments of `ports.Policy.update`; a cap of 0, and a ratio to the sampler, leave the sampler correction out.
 
     `max_tokens`: the most action tokens that a rollout can have, the constant length of Dr. GRPO.
     """
@@ -43,23 +44,28 @@ def loss_arguments(kind: Loss, optim: PolicyOptimConfig, max_tokens: int) -> dic
         arguments["max_tokens"] = max_tokens
     if kind is Loss.dppo:
         arguments |= {"delta": optim.delta, "divergence": optim.divergence.value, "dppo_form": optim.dppo_form.value}
+    if kind is Loss.tvpo:
+        arguments["delta"] = optim.tvpo_delta
+    if optim.sat > 0.0:
+        arguments["sat"] = optim.sat
     if optim.kl > 0.0:
         arguments |= {"kl": optim.kl, "kl_kind": optim.kl_kind.value}
-    anchor = anchor_of(kind, optim)
-    if anchor == "sampler":  # the ratio itself is against the sampler: a second correction would count twice
-        return arguments
-    arguments["anchor"] = anchor
-    if optim.tis_cap > 0.0:
+    arguments["anchor"] = anchor = anchor_of(kind, optim)
+    if optim.tis_cap > 0.0 and anchor != "sampler":  # there a second correction would count twice
         arguments |= {"tis_cap": optim.tis_cap, "correction": optim.correction.value, "correction_low": optim.correction_low}
     return arguments
 
 
 async def learn(ctx: Context, samples: Sequence[Sample], kind: Loss, optim: PolicyOptimConfig, step: int) -> dict[str, float]:
-    """The updates of one batch, each on a part of its rollouts; metrics are means over them, those named `_max` the largest."""
+    """The updates of one batch, each on a part of its rollouts; metrics are means over them, those named `_max` the largest.
+
+    `tvpo` compares the divergence of whole prompts: their rollouts stay together in one part.
+    """
     anchored_samples = await anchored(ctx, samples, kind, optim)
     loss = loss_arguments(kind, optim, ctx.max_action_tokens())
     reports: list[dict[str, float]] = []
-    for part in minibatches(anchored_samples, optim.minibatches, f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"):
+    seed = f"{ctx.config.seed}/{ctx.name}/minibatch/{step}"
+    for part in minibatches(anchored_samples, optim.minibatches, seed, whole_prompts=kind is Loss.tvpo):
         metrics = await ctx.policy.update(part, loss, optim.lr)
         ctx.costs.trained_tokens += metrics.tokens
         ctx.costs.learn_s += metrics.seconds

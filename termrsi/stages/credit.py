@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from termrsi.algo import advantage, metrics
-from termrsi.algo.advantage import ChunkInput
+from termrsi.algo.chunks import ChunkInput, turn_boundary_gae_chunks
 from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
 from termrsi.config.stages import CreditConfig
 from termrsi.ports import Critic
@@ -96,16 +96,21 @@ def with_values(batch: Batch, values: Values, c: CreditConfig) -> list[Sample]:
     return [replace(s, advantages=tuple(float(x) for x in a)) for s, a in zip(made, final, strict=True)]
 
 
+def of_contrast(samples: Sequence[Sample], rewards: Mapping[str, float]) -> list[Sample]:
+    """The samples of groups in which rewards differ."""
+    seen: dict[str, set[float]] = {}
+    for sample in samples:
+        seen.setdefault(sample.group_id, set()).add(rewards[sample.rollout_id])
+    return [s for s in samples if len(seen[s.group_id]) > 1]
+
+
 def with_contrast(samples: Sequence[Sample], rewards: Mapping[str, float], c: CreditConfig) -> list[Sample]:
-    """The samples of groups in which rewards differ; where advantages are whitened, anew over these alone.
+    """`of_contrast`; where advantages are whitened, anew over these alone.
 
     Of a task that always or never works a perfect critic would leave no advantage; what a poor one leaves is its own error.
     Tmax's active sampling (arXiv 2606.23321) does this for groups without a critic; for one with a critic it is ours.
     """
-    seen: dict[str, set[float]] = {}
-    for sample in samples:
-        seen.setdefault(sample.group_id, set()).add(rewards[sample.rollout_id])
-    told = [s for s in samples if len(seen[s.group_id]) > 1]
+    told = of_contrast(samples, rewards)
     if not told or not c.whiten:
         return told
     raw = [np.asarray(s.advantages) for s in told]
@@ -120,9 +125,29 @@ def explained(batch: Batch, values: Values, c: CreditConfig) -> tuple[float | No
 
     Targets of a smaller lambda hold the values themselves, and would flatter the critic.
     """
-    plain = with_values(batch, values, replace(c, lam_critic=1.0, lam_critic_alpha=0.0, whiten=False))
+    v, r, f = _against_returns(with_values(batch, values, _whole_returns(c)))
+    return metrics.explained_variance(v, r), metrics.explained_variance(v[f], r[f])
+
+
+def refit(batch: Batch, values: Values, c: CreditConfig) -> tuple[float, float]:
+    """(a, b) for which a V + b is nearest to the returns of lambda 1, by least squares over the action tokens (ours).
+
+    For a critic whose rewards have another scale than those it learned. Smaller lambdas, and rollouts that are cut short, would
+    bring values of the old scale into what is fitted to: they are left out. (1, 0) if nothing is left.
+    """
+    plain = [s for s in with_values(batch, values, _whole_returns(c)) if s.rollout_id not in batch.cut]
+    kept, returns, _ = _against_returns(plain)
+    return metrics.affine_fit(kept, returns)
+
+
+def _whole_returns(c: CreditConfig) -> CreditConfig:
+    return replace(c, lam_critic=1.0, lam_critic_alpha=0.0, whiten=False)
+
+
+def _against_returns(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values, returns and whether it is the first of its turn, of each action token `[K]`."""
     kept, returns, first = [], [], []
-    for sample in plain:
+    for sample in samples:
         before = None
         for value, target, turn, mask in zip(sample.old_values, sample.returns, sample.turn_ids, sample.mask, strict=True):
             if mask:
@@ -130,8 +155,13 @@ def explained(batch: Batch, values: Values, c: CreditConfig) -> tuple[float | No
                 returns.append(target)
                 first.append(turn != before)
                 before = turn
-    v, r, f = np.array(kept), np.array(returns), np.array(first, bool)
-    return metrics.explained_variance(v, r), metrics.explained_variance(v[f], r[f])
+    return np.array(kept), np.array(returns), np.array(first, bool)
+
+
+def overlong(batch: Batch, *, longest: int, cache: int) -> dict[str, float]:
+    """DAPO's penalty of each rollout, by its id: of the action tokens of all its chunks (`advantage.overlong_penalty`)."""
+    tokens = {rollout: sum(sum(batch.samples[i].mask) for i in members) for rollout, members in _members(batch.samples).items()}
+    return {rollout: advantage.overlong_penalty(count, longest=longest, cache=cache) for rollout, count in tokens.items()}
 
 
 def group_advantages(
@@ -165,19 +195,23 @@ def repetition(rollout: Rollout, *, threshold: float, penalty: float) -> list[fl
     return advantage.repetition_penalty(*said, threshold=threshold, penalty=penalty)
 
 
-def minibatches(samples: Sequence[Sample], count: int, seed: str) -> list[list[Sample]]:
-    """The samples in up to `count` parts of about as many rollouts, shuffled; the chunks of one rollout stay together."""
-    rollouts = list(_members(samples).values())
-    random.Random(seed).shuffle(rollouts)
-    size = max(1, -(-len(rollouts) // count))
-    return [[samples[i] for members in rollouts[at : at + size] for i in members] for at in range(0, len(rollouts), size)]
+def minibatches(samples: Sequence[Sample], count: int, seed: str, *, whole_prompts: bool = False) -> list[list[Sample]]:
+    """The samples in up to `count` parts of about as many rollouts, shuffled; the chunks of one rollout stay together.
+
+    `whole_prompts`: the rollouts of one prompt too, in parts of about as many prompts.
+    """
+    units = list(_members(samples, of_prompts=whole_prompts).values())
+    random.Random(seed).shuffle(units)
+    size = max(1, -(-len(units) // count))
+    return [[samples[i] for members in units[at : at + size] for i in members] for at in range(0, len(units), size)]
 
 
-def _members(samples: Iterable[Sample]) -> dict[str, list[int]]:
-    """Places of each rollout's samples, in their order. A sample without an id is a rollout of its own."""
+def _members(samples: Iterable[Sample], *, of_prompts: bool = False) -> dict[str, list[int]]:
+    """Places of each rollout's samples, or each prompt's, in their order. A sample without an id is one of its own."""
     found: dict[str, list[int]] = {}
     for i, sample in enumerate(samples):
-        found.setdefault(sample.rollout_id or f"\0{i}", []).append(i)
+        own = sample.rollout_id or f"\0{i}"
+        found.setdefault(sample.group_id or own if of_prompts else own, []).append(i)
     return found
 
 
@@ -200,7 +234,7 @@ def _credit(
     arm = "skip" if c.credit is Credit.token and c.token_steps is TokenSteps.action else c.credit.value
     if alpha > 0.0:
         lam = advantage.adaptive_lambda(_steps(chunks, arm), alpha)
-    return advantage.turn_boundary_gae_chunks(
+    return turn_boundary_gae_chunks(
         chunks,
         gamma=c.gamma,
         lam=lam,
@@ -208,6 +242,7 @@ def _credit(
         linked=c.chunks is Chunks.link,
         truncated=behind is not None,
         bootstrap_value=behind or 0.0,
+        bootstrap_at=c.bootstrap_at.value,
     )
 
 

@@ -2,17 +2,18 @@
 
 Per step: `groups` tasks, `group_size` rollouts of each; advantages are relative inside a group, after them River's penalty on
 repeated turns (arXiv 2608.22631); one batch, `optim.minibatches` updates. With `only_contrast` a group whose rewards are all equal,
-which would teach nothing, is replaced by the next task's (Tmax, arXiv 2606.23321; DAPO, arXiv 2503.14476).
-The loop waits for a batch of the buffer, then for the hosts; each wait ends with that, or raises.
+which would teach nothing, is replaced by the next task's (Tmax, arXiv 2606.23321; DAPO, arXiv 2503.14476); with `overlong` length
+costs (DAPO), before the advantages are made and in no reward that is logged.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from termrsi.config.stages import GrpoConfig
 from termrsi.records import FinishedGroup, ScoredRollout
-from termrsi.stages import credit, monitors, retain
+from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
-from termrsi.stages.base import Context, Rewarder, StageResult, write_json
+from termrsi.stages.base import Context, Rewarder, StageResult
 from termrsi.stages.rollin import GroupDraw
 from termrsi.stages.sampler import Sampler, rollouts_of
 
@@ -20,27 +21,13 @@ from termrsi.stages.sampler import Sampler, rollouts_of
 async def run(ctx: Context, config: GrpoConfig) -> StageResult:
     """Writes `policy/` (retained) and `retention.json`."""
     loop = _Loop(ctx, config)
-    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention))
-    await keeper.start()
-    async with loop.sampler() as sampler:
-        for step in range(1, config.steps + 1):
-            groups = await sampler.batch(f"{ctx.name}: step {step}/{config.steps}")
-            await loop.step(step, groups)
-            await sampler.trained()
-            if step % config.retention.every == 0 or step == config.steps:
-                await keeper.offer(await retain.measure(ctx, step, config.retention))
-    write_json(ctx.out / "retention.json", keeper.log)
-    verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
-    summary: dict[str, float | int | str | None] = {
-        "steps": config.steps,
-        "retained_step": keeper.best.step,
-        "validation_before": keeper.before,
-        "validation_after": keeper.best.mean,
+    keeper = await phase.play(ctx, loop.sampler(), loop.step, steps=config.steps, retention=config.retention)
+    own: phase.Summary = {
         "reward_first": loop.rewards[0],
         "reward_last": loop.rewards[-1],
         "groups_without_contrast": loop.refused,
     }
-    return StageResult({"policy": str(ctx.out / "policy")}, summary, verdict)
+    return phase.result(ctx, keeper, config.steps, own, "policy")
 
 
 class _Loop:
@@ -69,7 +56,9 @@ class _Loop:
         scored = rollouts_of(groups)
         batch = credit.batch_of(scored, self._rewarder, config.optim.temperature)
         penalties = {s.rollout.id: self._penalties(s) for s in scored} if config.repetition_penalty > 0.0 else {}
-        samples = credit.group_advantages(batch, normalise=config.normalise, penalties=penalties)
+        lengths = self._lengths(batch)
+        paid = replace(batch, rewards={rollout: reward + lengths.get(rollout, 0.0) for rollout, reward in batch.rewards.items()})
+        samples = credit.group_advantages(paid, normalise=config.normalise, penalties=penalties)
         report = await learn(ctx, samples, config.loss, config.optim, step)
         await ctx.sync()
         self.rewards.append(sum(batch.rewards.values()) / len(batch.rewards))
@@ -77,6 +66,8 @@ class _Loop:
         report["staleness"] = sum(group.staleness for group in groups) / len(groups)
         if penalties:
             report["repeated_turns"] = float(sum(1 for turns in penalties.values() for turn in turns if turn < 0.0))
+        if lengths:
+            report["overlong"] = sum(1 for cost in lengths.values() if cost < 0.0) / len(lengths)
         report |= monitors.batch(ctx, scored, samples, self._rewarder.reward, asked=len(groups) * config.group_size)
         if config.only_contrast:  # what is logged here is of the groups that are left
             report["refused_groups"], self._told = float(self.refused - self._told), self.refused
@@ -86,6 +77,14 @@ class _Loop:
         contrast = len({self._rewarder.reward(s) for s in scored}) > 1
         self.refused += not contrast
         return contrast
+
+    def _lengths(self, batch: credit.Batch) -> dict[str, float]:
+        """What each rollout's length costs."""
+        ctx, config = self._ctx, self._config
+        if config.overlong == 0:
+            return {}
+        longest = config.overlong_max or min(ctx.max_action_tokens(), ctx.config.limits.max_context_tokens)
+        return credit.overlong(batch, longest=longest, cache=config.overlong)
 
     def _penalties(self, scored: ScoredRollout) -> list[float]:
         config = self._config

@@ -72,7 +72,7 @@ async def measure(ctx: Context, step: int, config: RetentionConfig) -> Candidate
 
 
 class Keeper:
-    """Holds the incumbent of a phase: its scores, and where its checkpoints lie."""
+    """Holds the incumbent of a phase: its scores, and where its checkpoints lie. `retention.json` is its log."""
 
     def __init__(self, ctx: Context, config: RetentionConfig, start: Candidate) -> None:
         self._ctx = ctx
@@ -96,6 +96,19 @@ class Keeper:
             self.best = candidate
             await self._save()
         return kept
+
+    async def roll_back(self) -> None:
+        """Actor and critic are the incumbent's again, as they were saved, with fresh optimizers; the generator serves them.
+
+        What a refused candidate has learned is forgotten (`retention.rollback`; ours).
+        """
+        ctx = self._ctx
+        await ctx.policy.load(str(ctx.out / "policy"))
+        if ctx.critic is not None:
+            await ctx.critic.load(str(ctx.out / "critic"))
+        await ctx.sync()
+        self.log[-1]["rolled_back"] = self.best.step
+        ctx.log(ctx.name, {"rolled_back": float(self.best.step)})
 
     async def _save(self) -> None:
         await self._ctx.policy.save(str(self._ctx.out / "policy"))

@@ -1,25 +1,26 @@
 """RPR: joint actor-critic PPO with turn-boundary credit and shaped rewards (Terminal-RSI, arXiv 2610.22192; machine ours).
 
     HANDOFF     critic weights of an earlier stage, fresh optimizer; actor weights of `policy`
+                with `refit_value_head` the value head is fitted to the new scale of rewards on the first batch
     CALIBRATE   exactly `critic_only_updates` critic updates on rollouts of the present actor; the actor is bit-identical after
     JOINT       per step: values kept from before the update; critic update; actor update with the kept values and, as old
                 log-probabilities, those of the actor before the step's first update
-    RETAIN      the best candidate by validation; actor and critic of the same step
+    RETAIN      the best candidate by validation; actor and critic of the same step (`phase`)
 
 The batch of the first step serves calibration and the first joint update: the actor that sampled it is still the present one.
 Rollouts come through the buffer: at most `max_staleness` updates older than the actor they update, 0 by default.
-The loop waits for a batch of the buffer, then for the hosts; each wait ends with that, or raises.
 """
 
 from collections.abc import Sequence
 
+from termrsi.config.choices import RefitValueHead
 from termrsi.config.stages import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
 from termrsi.records import FinishedGroup
-from termrsi.stages import credit, monitors, retain
+from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
-from termrsi.stages.base import Context, Rewarder, StageResult, write_json
+from termrsi.stages.base import Context, Rewarder, StageResult
 from termrsi.stages.rollin import GroupDraw
 from termrsi.stages.sampler import Sampler, rollouts_of
 
@@ -28,28 +29,10 @@ async def run(ctx: Context, config: RprConfig) -> StageResult:
     """Writes `policy/`, `critic/` (retained) and `retention.json`."""
     if ctx.critic is None:
         raise StageError("no critic host", ctx.name)
-    phase = _Phase(ctx, config, ctx.critic)
-    keeper = retain.Keeper(ctx, config.retention, await retain.measure(ctx, 0, config.retention))
-    await keeper.start()
-    async with phase.sampler() as sampler:
-        for step in range(1, config.steps + 1):
-            groups = await sampler.batch(f"{ctx.name}: step {step}/{config.steps}")
-            await phase.step(step, groups)
-            await sampler.trained()
-            if step % config.retention.every == 0 or step == config.steps:
-                await keeper.offer(await retain.measure(ctx, step, config.retention))
-    write_json(ctx.out / "retention.json", keeper.log)
-    verdict = f"retained step {keeper.best.step}" if keeper.best.step else "no candidate beat the starting policy: it is retained"
-    summary: dict[str, float | int | str | None] = {
-        "steps": config.steps,
-        "retained_step": keeper.best.step,
-        "validation_before": keeper.before,
-        "validation_after": keeper.best.mean,
-        "reward_first": phase.rewards[0],
-        "reward_last": phase.rewards[-1],
-        "ev_last": phase.evs[-1],
-    }
-    return StageResult({"policy": str(ctx.out / "policy"), "critic": str(ctx.out / "critic")}, summary, verdict)
+    own = _Phase(ctx, config, ctx.critic)
+    keeper = await phase.play(ctx, own.sampler(), own.step, steps=config.steps, retention=config.retention)
+    told: phase.Summary = {"reward_first": own.rewards[0], "reward_last": own.rewards[-1], "ev_last": own.evs[-1]}
+    return phase.result(ctx, keeper, config.steps, told, "policy", "critic")
 
 
 class _Phase:
@@ -81,6 +64,8 @@ class _Phase:
         scored = rollouts_of(groups)
         batch = credit.batch_of(scored, self._rewarder, config.optim.temperature, config.credit)
         if step == 1:
+            if config.refit_value_head is RefitValueHead.affine:
+                await self._refit(batch)
             await self._calibrate(batch)
         values = await credit.valued(self._critic, batch)
         samples = credit.with_values(batch, values, config.credit)
@@ -98,6 +83,12 @@ class _Phase:
         report |= monitors.batch(ctx, scored, told, self._rewarder.reward, asked=len(groups) * config.samples_per_task)
         report["staleness"] = sum(g.staleness for g in groups) / len(groups)
         ctx.log(ctx.name, report | {k: v for k, v in {"ev": ev, "ev_turn_first": ev_first}.items() if v is not None})
+
+    async def _refit(self, batch: credit.Batch) -> None:
+        """The inherited critic's values on the scale of this phase's rewards, before it learns from them."""
+        scale, shift = credit.refit(batch, await credit.valued(self._critic, batch), self._config.credit)
+        await self._critic.refit(scale, shift)
+        self._ctx.log(self._ctx.name, {"refit_scale": scale, "refit_shift": shift})
 
     async def _calibrate(self, batch: credit.Batch) -> None:
         """Critic-only updates, once per phase. Raises StageError if the actor changed meanwhile."""

@@ -1,6 +1,9 @@
-"""`ports.Policy` and `ports.Critic` as Ray actors on a tiny model: learning, weights out, a hand-off that outlives its host."""
+"""`ports.Policy` and `ports.Critic` as Ray actors on a tiny model: learning, weights out, a hand-off that outlives its host.
 
-from collections.abc import Iterator
+What a critic's refit promises is asked of the fake too.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,12 @@ import pytest
 
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import EngineError, WeightsError
+from termrsi.fakes import FakeCritic
 from termrsi.model.checkpoint import tiny_model
+from termrsi.ports import Critic
 from termrsi.records import Sample
 
-pytestmark = pytest.mark.ray
+ray = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,49 @@ def batch(n: int = 3) -> list[Sample]:
     return [replace(base, rollout_id=f"r{i}", group_id="g", ids=tuple(40 + i + k for k in range(7))) for i in range(n)]
 
 
+@pytest.fixture(params=["fake", pytest.param("ray", marks=ray)])
+def make_critic(request: pytest.FixtureRequest) -> Iterator[Callable[[], Critic]]:
+    """New critics, all alike; their hosts end with the test."""
+    if request.param == "fake":
+        yield FakeCritic
+        return
+    here, tiny = request.getfixturevalue("ray_here"), request.getfixturevalue("tiny")
+    from termrsi.actors.model_host import CriticActor, RayCritic
+
+    made: list[Any] = []
+
+    def make() -> Critic:
+        made.append(RayCritic(CriticActor.options(num_cpus=0.1).remote(tiny, CONFIG)))
+        return made[-1]
+
+    yield make
+    for critic in made:
+        here.kill(critic.actor)
+
+
+async def test_a_refit_is_an_affine_map_of_every_value(make_critic: Callable[[], Critic], tmp_path: Path) -> None:
+    """It stays with the weights, published or saved, and a later update goes on from it."""
+    critic = make_critic()
+    for _ in range(3):
+        await critic.update(batch(), 1e-5, 0.0)
+    before, start = await critic.values(batch()), await critic.checksum()
+    await critic.refit(-2.0, 0.5)
+    refitted = await critic.values(batch())
+    for row, old, sample in zip(refitted, before, batch(), strict=True):
+        assert row == pytest.approx([(-2.0 * v + 0.5) * m for v, m in zip(old, sample.mask, strict=True)], abs=1e-5)
+    assert await critic.checksum() != start
+    other = make_critic()
+    await other.pull(await critic.publish())
+    assert await other.values(batch()) == refitted
+    await critic.save(str(tmp_path / "critic"))
+    await other.load(str(tmp_path / "critic"))
+    for row, kept in zip(await other.values(batch()), refitted, strict=True):
+        assert row == pytest.approx(kept, abs=1e-2)  # the body is saved in bf16
+    await critic.update(batch(), 1e-5, 0.0)
+    assert await critic.values(batch()) != refitted
+
+
+@ray
 async def test_the_policy_learns_and_publishes(ray_here: Any, tiny: str, tmp_path: Path) -> None:
     from termrsi import weights
     from termrsi.actors.model_host import PolicyActor, RayPolicy
@@ -61,6 +109,7 @@ async def test_the_policy_learns_and_publishes(ray_here: Any, tiny: str, tmp_pat
     ray_here.kill(policy.actor)
 
 
+@ray
 async def test_a_critic_is_handed_on_after_its_host_has_ended(ray_here: Any, tiny: str) -> None:
     """The driver owns the object in the store: the next phase's host pulls it, weights only, with a fresh optimizer."""
     from termrsi.actors.model_host import CriticActor, RayCritic
@@ -79,6 +128,7 @@ async def test_a_critic_is_handed_on_after_its_host_has_ended(ray_here: Any, tin
     ray_here.kill(second.actor)
 
 
+@ray
 async def test_a_dead_host_is_one_line(ray_here: Any, tiny: str) -> None:
     from termrsi.actors.model_host import CriticActor, RayCritic
 

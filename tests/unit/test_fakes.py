@@ -301,6 +301,21 @@ async def test_a_success_is_worth_more_once_it_is_in_sight() -> None:
     assert critic.table["half"] == 0.0
 
 
+async def test_a_refitted_critic_has_all_its_values_on_the_new_scale() -> None:
+    """Those of situations that it has not seen, too."""
+    critic, samples = FakeCritic(), await sampled(4)
+    batch = [replace(s, returns=tuple(float(m) for m in s.mask)) for s in samples]
+    await critic.update(batch[:1], 1.0 / fakes.CRITIC_SCALE, 0.0)
+    before = await critic.values(samples)
+    await critic.refit(0.5, 0.25)
+    assert critic.fresh_optimizer
+    for row, old, sample in zip(await critic.values(samples), before, samples, strict=True):
+        assert row == [(0.5 * v + 0.25) * m for v, m in zip(old, sample.mask, strict=True)]
+    other = FakeCritic()
+    await other.pull(await critic.publish())
+    assert await other.values(samples) == await critic.values(samples)
+
+
 async def test_a_critic_travels_as_weights_with_a_fresh_optimizer(tmp_path: Path) -> None:
     critic, samples = FakeCritic(), await sampled(4)
     batch = [replace(s, returns=tuple(float(m) for m in s.mask)) for s in samples]

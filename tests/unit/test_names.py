@@ -10,7 +10,7 @@ FUNCTIONS = [
     (
         "termrsi.algo.advantage",
         "turn_boundary_gae",
-        "rewards values turn_ids action_mask * gamma lam credit truncated bootstrap_value",
+        "rewards values turn_ids action_mask * gamma lam credit truncated bootstrap_value ...",
     ),
     ("termrsi.algo.advantage", "turn_boundary_gae_batch", "..."),
     ("termrsi.algo.advantage", "group_relative", "rewards * std_floor normalise"),

@@ -13,21 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from termrsi.algo.advantage import (
-    ChunkInput,
+    BootstrapAt,
     Credit,
     _fill,
     adaptive_lambda,
-    chunk_carry,
     group_relative,
+    overlong_penalty,
     repetition_penalty,
     turn_boundary_gae,
     turn_boundary_gae_batch,
-    turn_boundary_gae_chunks,
     whiten,
     whiten_batch,
 )
+from termrsi.algo.chunks import ChunkInput, chunk_carry, turn_boundary_gae_chunks
 
 ARMS: tuple[Credit, ...] = ("tb", "skip", "token")
+LINKS: tuple[BootstrapAt, ...] = ("first", "last")
 
 
 @dataclass
@@ -42,13 +43,23 @@ class Trajectory:
         return self.rewards, self.values, self.turn_ids, self.mask
 
 
-def loop(t: Trajectory, gamma: float, lam: float, credit: Credit = "tb", truncated: bool = False, boot: float = 0.0):
-    """The definition: a backward scan over the steps."""
+def loop(
+    t: Trajectory,
+    gamma: float,
+    lam: float,
+    credit: Credit = "tb",
+    truncated: bool = False,
+    boot: float = 0.0,
+    at: BootstrapAt = "first",
+):
+    """The definition: a backward scan over the steps. `at` last: a link across turns reads the value at the next one's last token,
+    and the trace is what the next turn's return has over that."""
     steps = np.flatnonzero(t.mask)
     if credit == "token" and len(steps):
         steps = np.arange(steps[0], steps[-1] + 1)
     advantages, returns = np.zeros(len(t.mask)), np.zeros(len(t.mask))
     next_value, next_advantage, next_turn = boot, 0.0, None
+    linked = boot  # of the turn after: the value at its last token
     for k in steps[::-1]:
         if next_turn is None:
             g, trace = (gamma if truncated else 0.0), 0.0
@@ -56,6 +67,10 @@ def loop(t: Trajectory, gamma: float, lam: float, credit: Credit = "tb", truncat
             g, trace = 1.0, 1.0
         else:
             g, trace = gamma, lam
+            if credit == "tb" and at == "last":
+                next_value, next_advantage = linked, next_value + next_advantage - linked
+        if next_turn is None or t.turn_ids[k] != next_turn:
+            linked = t.values[k]
         after = g * next_value if g else 0.0
         next_advantage = t.rewards[k] + after - t.values[k] + g * trace * next_advantage
         next_value, next_turn = t.values[k], t.turn_ids[k]
@@ -90,11 +105,21 @@ def turn_form(t: Trajectory) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     return turns, np.array([t.rewards[u].sum() for u in turns]), np.array([t.values[u[0]] for u in turns])
 
 
-@given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(ARMS), cut=st.booleans(), boot=st.floats(-3, 3))
+@given(
+    t=trajectories,
+    gamma=weights,
+    lam=weights,
+    credit=st.sampled_from(ARMS),
+    cut=st.booleans(),
+    boot=st.floats(-3, 3),
+    at=st.sampled_from(LINKS),
+)
 @settings(max_examples=200)
-def test_loop_equals_vector_form(t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, boot: float) -> None:
-    want = loop(t, gamma, lam, credit, cut, boot)
-    got = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, truncated=cut, bootstrap_value=boot)
+def test_loop_equals_vector_form(
+    t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, boot: float, at: BootstrapAt
+) -> None:
+    want = loop(t, gamma, lam, credit, cut, boot, at)
+    got = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, truncated=cut, bootstrap_value=boot, bootstrap_at=at)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
     assert (got[0][t.mask == 0] == 0).all()
     assert (got[1][t.mask == 0] == 0).all()
@@ -107,19 +132,28 @@ def test_loop_equals_vector_form(t: Trajectory, gamma: float, lam: float, credit
     credit=st.sampled_from(ARMS),
     cuts=st.lists(st.booleans(), min_size=5, max_size=5),
     kind=st.sampled_from(["numpy", "torch"]),
+    at=st.sampled_from(LINKS),
 )
 @settings(max_examples=100)
-def test_batch_equals_loop(rows: list[Trajectory], gamma: float, lam: float, credit: Credit, cuts: list[bool], kind: str) -> None:
+def test_batch_equals_loop(
+    rows: list[Trajectory], gamma: float, lam: float, credit: Credit, cuts: list[bool], kind: str, at: BootstrapAt
+) -> None:
     longest = max(len(t.mask) for t in rows) + 2
     arrays = [np.stack([np.pad(t.args[i], (0, longest - len(t.mask))) for t in rows]) for i in range(4)]
     boots = [0.5 * i for i in range(len(rows))]
     given_arrays = arrays if kind == "numpy" else [torch.from_numpy(a) for a in arrays]
     advantages, returns = turn_boundary_gae_batch(
-        *given_arrays, gamma=gamma, lam=lam, credit=credit, truncated=cuts[: len(rows)], bootstrap_value=boots
+        *given_arrays,
+        gamma=gamma,
+        lam=lam,
+        credit=credit,
+        truncated=cuts[: len(rows)],
+        bootstrap_value=boots,
+        bootstrap_at=at,
     )
     assert type(advantages) is type(given_arrays[0])
     for b, t in enumerate(rows):
-        want = loop(t, gamma, lam, credit, cuts[b], boots[b])
+        want = loop(t, gamma, lam, credit, cuts[b], boots[b], at)
         np.testing.assert_allclose(np.asarray(advantages[b])[: len(t.mask)], want[0], rtol=0, atol=1e-12)
         np.testing.assert_allclose(np.asarray(returns[b])[: len(t.mask)], want[1], rtol=0, atol=1e-12)
         assert not np.asarray(advantages[b])[len(t.mask) :].any()
@@ -134,6 +168,22 @@ def test_i1_first_tokens_are_classic_gae_over_turns(t: Trajectory, gamma: float,
         classic = rho[u] + gamma * after - first[u] + gamma * lam * classic
         after = first[u]
         assert advantages[turns[u][0]] == pytest.approx(classic, abs=1e-12)
+
+
+@given(t=trajectories, gamma=weights, lam=weights)
+def test_i1_last_tokens_are_classic_gae_where_links_read_them(t: Trajectory, gamma: float, lam: float) -> None:
+    """Of rewards on last tokens: what was booked before a token is not in its advantage."""
+    turns, rho, _ = turn_form(t)
+    t.rewards[:] = 0.0
+    for turn, reward in zip(turns, rho, strict=True):
+        t.rewards[turn[-1]] = reward
+    advantages, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, bootstrap_at="last")
+    classic, after = 0.0, 0.0
+    for turn, reward in zip(turns[::-1], rho[::-1], strict=True):
+        last = t.values[turn[-1]]
+        classic = reward + gamma * after - last + gamma * lam * classic
+        after = last
+        assert advantages[turn[-1]] == pytest.approx(classic, abs=1e-12)
 
 
 @given(t=trajectories, gamma=weights, lam=weights)
@@ -162,15 +212,17 @@ def test_i3_i10_observations_are_never_read(t: Trajectory, gamma: float, lam: fl
     np.testing.assert_allclose(got[0][longer.mask == 1], want[0][t.mask == 1], rtol=0, atol=1e-13)
 
 
-@given(t=trajectories, gamma=weights, lam=weights, value=st.floats(-5, 5), data=st.data())
+@given(t=trajectories, gamma=weights, lam=weights, value=st.floats(-5, 5), at=st.sampled_from(LINKS), data=st.data())
 def test_i4_a_token_inserted_after_the_first_changes_no_other(
-    t: Trajectory, gamma: float, lam: float, value: float, data: st.DataObject
+    t: Trajectory, gamma: float, lam: float, value: float, at: BootstrapAt, data: st.DataObject
 ) -> None:
-    want, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=lam)
+    """Or before the last, where links read the values of the last."""
+    want, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, bootstrap_at=at)
     k = data.draw(st.sampled_from(np.flatnonzero(t.mask).tolist()))
-    more = Trajectory(*(np.insert(a, k + 1, new) for a, new in zip(t.args, (0.0, value, t.turn_ids[k], 1), strict=True)))
-    got, _ = turn_boundary_gae(*more.args, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(np.delete(got, k + 1), want, rtol=0, atol=1e-12)
+    place = k + 1 if at == "first" else k
+    more = Trajectory(*(np.insert(a, place, new) for a, new in zip(t.args, (0.0, value, t.turn_ids[k], 1), strict=True)))
+    got, _ = turn_boundary_gae(*more.args, gamma=gamma, lam=lam, bootstrap_at=at)
+    np.testing.assert_allclose(np.delete(got, place), want, rtol=0, atol=1e-12)
 
 
 @given(t=trajectories, cut=st.booleans())
@@ -193,12 +245,12 @@ def test_i6_one_token_per_turn_and_one_turn(seed: int, gamma: float, lam: float)
     np.testing.assert_allclose(advantages[on], (to_go - single.values)[on], rtol=0, atol=1e-12)
 
 
-@given(t=trajectories, gamma=weights)
-def test_i7_lambda_zero_is_turn_td(t: Trajectory, gamma: float) -> None:
-    advantages, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=0.0)
-    turns, _, first = turn_form(t)
+@given(t=trajectories, gamma=weights, at=st.sampled_from(LINKS))
+def test_i7_lambda_zero_is_turn_td(t: Trajectory, gamma: float, at: BootstrapAt) -> None:
+    advantages, _ = turn_boundary_gae(*t.args, gamma=gamma, lam=0.0, bootstrap_at=at)
+    turns, _, _ = turn_form(t)
     for u, turn in enumerate(turns):
-        after = gamma * first[u + 1] if u + 1 < len(turns) else 0.0
+        after = gamma * t.values[turns[u + 1][0 if at == "first" else -1]] if u + 1 < len(turns) else 0.0
         to_go = np.cumsum(t.rewards[turn][::-1])[::-1]
         np.testing.assert_allclose(advantages[turn], to_go + after - t.values[turn], rtol=0, atol=1e-12)
 
@@ -230,17 +282,24 @@ def test_i9_linear(t: Trajectory, other: int, gamma: float, lam: float, credit: 
     assert not run(0 * r, 0 * v, 0.0).any()
 
 
-@given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(["tb", "skip"]), cut=st.booleans(), data=st.data())
+@given(
+    t=trajectories,
+    gamma=weights,
+    lam=weights,
+    credit=st.sampled_from(["tb", "skip"]),
+    cut=st.booleans(),
+    at=st.sampled_from(LINKS),
+    data=st.data(),
+)
 def test_i11_linked_chunks_equal_the_uncut_trajectory(
-    t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, data: st.DataObject
+    t: Trajectory, gamma: float, lam: float, credit: Credit, cut: bool, at: BootstrapAt, data: st.DataObject
 ) -> None:
-    want = turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, truncated=cut, bootstrap_value=0.7)
+    options = {"gamma": gamma, "lam": lam, "credit": credit, "truncated": cut, "bootstrap_value": 0.7, "bootstrap_at": at}
+    want = turn_boundary_gae(*t.args, **options)  # pyright: ignore[reportArgumentType]: each of its own type
     # Anywhere: at turn boundaries, inside turns, inside the prompt (then a chunk holds no action token).
     cuts = sorted(data.draw(st.sets(st.integers(1, len(t.mask) - 1), max_size=4)))
     pieces = list(zip(*(np.split(a, cuts) for a in t.args), strict=True))
-    got = turn_boundary_gae_chunks(
-        [ChunkInput(*piece) for piece in pieces], gamma=gamma, lam=lam, credit=credit, truncated=cut, bootstrap_value=0.7
-    )
+    got = turn_boundary_gae_chunks([ChunkInput(*piece) for piece in pieces], **options)  # pyright: ignore[reportArgumentType]
     np.testing.assert_allclose(np.concatenate([a for a, _ in got]), want[0], rtol=0, atol=1e-12)
     # The earlier chunk's targets hold the carry too: they are the uncut ones.
     np.testing.assert_allclose(np.concatenate([r for _, r in got]), want[1], rtol=0, atol=1e-12)
@@ -277,6 +336,28 @@ def test_worked_by_hand() -> None:
     np.testing.assert_allclose(advantages, [0, 0.2, 0.0, 0, 0.4, 0.2], atol=1e-15)
 
 
+def test_worked_by_hand_where_links_read_last_tokens() -> None:
+    # As above: G_1 = 1, and G_0 = 0.5 (0.5 * 0.8 + 0.5 * 1) = 0.45.
+    rewards, values = np.array([0, 0, 0, 0, 0, 1.0]), np.array([9, 0.2, 0.4, 9, 0.6, 0.8])
+    ids, mask = np.array([0, 0, 0, 0, 1, 1]), np.array([0, 1, 1, 0, 1, 1])
+    options = {"gamma": 0.5, "lam": 0.5, "bootstrap_at": "last"}
+    advantages, returns = turn_boundary_gae(rewards, values, ids, mask, **options)  # pyright: ignore[reportArgumentType]
+    np.testing.assert_allclose(returns, [0, 0.45, 0.45, 0, 1, 1])
+    np.testing.assert_allclose(advantages, [0, 0.25, 0.05, 0, 0.4, 0.2], atol=1e-15)
+    # Cut inside the second turn, and not linked: the first part ends with gamma times the next one's value, without trace.
+    parts = [ChunkInput(*(a[piece] for a in (rewards, values, ids, mask))) for piece in (slice(0, 4), slice(4, 6))]
+    cut = turn_boundary_gae_chunks(parts, **options, linked=False)  # pyright: ignore[reportArgumentType]
+    np.testing.assert_allclose(cut[0][1], [0, 0.4, 0.4, 0])
+    first = turn_boundary_gae_chunks(parts, gamma=0.5, lam=0.5, linked=False)
+    np.testing.assert_allclose(first[0][1], [0, 0.3, 0.3, 0])
+
+
+@given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(["skip", "token"]))
+def test_arms_without_turns_have_no_place_to_link_to(t: Trajectory, gamma: float, lam: float, credit: Credit) -> None:
+    found = [turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, bootstrap_at=at) for at in LINKS]
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("credit", ARMS)
 def test_no_action_token_gives_zeros(credit: Credit) -> None:
     nan = np.full(4, np.nan)
@@ -305,6 +386,8 @@ def test_unknown_arm_raises() -> None:
     x = np.ones(2)
     with pytest.raises(ValueError, match="unknown credit"):
         turn_boundary_gae(x, x, x, x, gamma=1.0, lam=1.0, credit="turn")  # pyright: ignore[reportArgumentType]: the point
+    with pytest.raises(ValueError, match="unknown bootstrap_at"):
+        turn_boundary_gae(x, x, x, x, gamma=1.0, lam=1.0, bootstrap_at="mid")  # pyright: ignore[reportArgumentType]: the point
 
 
 def test_an_ended_row_does_not_read_its_bootstrap() -> None:
@@ -312,18 +395,19 @@ def test_an_ended_row_does_not_read_its_bootstrap() -> None:
     assert np.isfinite(turn_boundary_gae(x, x, np.zeros(3), x, gamma=1.0, lam=1.0, bootstrap_value=np.nan)).all()
 
 
-@given(rows=st.lists(trajectories, min_size=1, max_size=4), lam=weights, credit=st.sampled_from(ARMS))
+@given(rows=st.lists(trajectories, min_size=1, max_size=4), lam=weights, credit=st.sampled_from(ARMS), at=st.sampled_from(LINKS))
 @settings(max_examples=50)
-def test_the_path_of_accelerators(rows: list[Trajectory], lam: float, credit: Credit) -> None:
+def test_the_path_of_accelerators(rows: list[Trajectory], lam: float, credit: Credit, at: BootstrapAt) -> None:
     """torch operations throughout, all rows at once: on a CPU tensors are otherwise worked on as numpy arrays."""
     longest = max(len(t.mask) for t in rows)
     tensors = [torch.from_numpy(np.stack([np.pad(t.args[i], (0, longest - len(t.mask))) for t in rows])) for i in range(4)]
     out = torch.zeros(2, len(rows), longest, dtype=torch.float64)
     last = torch.zeros(len(rows), dtype=torch.float64)
     r, v, ids, on = tensors
-    _fill(array_namespace(v), r, v, ids, on, out[0], out[1], last_B=last, gamma=0.9, lam=lam, credit=credit)
+    xp = array_namespace(v)
+    _fill(xp, r, v, ids, on, out[0], out[1], last_B=last, gamma=0.9, lam=lam, credit=credit, bootstrap_at=at)
     for b, t in enumerate(rows):
-        np.testing.assert_allclose(out[:, b, : len(t.mask)].numpy(), loop(t, 0.9, lam, credit), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(out[:, b, : len(t.mask)].numpy(), loop(t, 0.9, lam, credit, at=at), rtol=0, atol=1e-12)
 
 
 def test_half_precision_values_are_taken() -> None:
@@ -346,6 +430,17 @@ def test_float32_in_float32_out_and_no_gradient() -> None:
 def test_chunk_carry() -> None:
     assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=False) == pytest.approx(0.9 * (0.5 + 0.125))
     assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=True) == 0.75
+    assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=False, linked_value=0.1) == pytest.approx(0.9 * (0.05 + 0.375))
+    assert chunk_carry(0.5, 0.25, gamma=0.9, lam=0.5, same_turn=True, linked_value=0.1) == 0.75
+
+
+def test_overlong_penalty() -> None:
+    """DAPO's own numbers: 16,384 expected, a cache of 4,096 behind them."""
+    lengths = (0, 16384, 17408, 18432, 20480, 99999)
+    assert [overlong_penalty(n, longest=20480, cache=4096) for n in lengths] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    for cache in (0, 20481):
+        with pytest.raises(ValueError, match="at most 20480"):
+            overlong_penalty(1, longest=20480, cache=cache)
 
 
 def test_adaptive_lambda() -> None:

@@ -46,20 +46,6 @@ def test_restore_never_lets_a_value_off_the_mask_through() -> None:
     assert batch.restore(samples, [(only, torch.full((1, 4), float("nan")).where(~only.mask, 2.0))]) == [[0.0, 2.0, 0.0, 2.0]]
 
 
-def test_rollouts_are_counted_over_their_chunks() -> None:
-    samples = [
-        sample([0, 1, 1], rollout="a"),
-        sample([0, 1], rollout="b"),
-        sample([0, 1, 1, 1], rollout="a"),
-        sample([0, 0], rollout="c"),
-    ]
-    assert batch.rollout_tokens(samples) == [5, 1, 5, 0]
-    assert batch.count_rollouts(samples) == 2
-    unnamed = [sample([0, 1]), sample([0, 1, 1])]
-    assert batch.rollout_tokens(unnamed) == [1, 2]
-    assert batch.count_rollouts(unnamed) == 2
-
-
 def test_refusals() -> None:
     good = sample([0, 1])
     with pytest.raises(ValueError, match="nothing precedes it"):

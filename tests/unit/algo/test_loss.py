@@ -1,4 +1,4 @@
-"""Losses against numbers worked by hand; no split of a batch changes a gradient; DPPO's five behaviours."""
+"""Losses against numbers worked by hand; no split of a batch changes a gradient; DPPO's five behaviours, TVPO's budget, SAT."""
 
 import itertools
 import math
@@ -10,23 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from termrsi.algo import whole
 from termrsi.algo.loss import (
+    SAMPLER_KINDS,
     Correction,
     DppoForm,
     KlKind,
     LossKind,
+    contraction,
     correction_weights,
     dppo_mask,
     kl_terms,
     policy_loss,
+    row_tv,
     sft_loss,
     tis_weights,
+    tvpo_mask,
     value_loss,
 )
 from termrsi.errors import ConfigError
+from termrsi.records import Sample
 
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
 ROLLOUT_KINDS = ("grpo", "reterm", "gspo", "dr_grpo")
+CLIPPED = tuple(kind for kind in KINDS if kind not in SAMPLER_KINDS)
 
 OPTIONS: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "max_tokens": 10}
 
@@ -100,7 +107,7 @@ def test_no_split_changes_what_is_corrected_or_held_near_a_reference(seed: int, 
     more: dict[str, Any] = {"kl": 0.3, "ref_logp": other["old_logp"], "kl_kind": data.draw(st.sampled_from(["k1", "k2", "k3"]))}
     if kind == "dppo":
         more["dppo_form"] = data.draw(st.sampled_from(["ratio", "capped"]))
-    else:
+    elif kind not in SAMPLER_KINDS:
         correction = data.draw(st.sampled_from(["tis", "icepop", "sequence"]))
         more |= {"tis_cap": 1.5, "sampler_logp": other["logp"], "correction": correction, "correction_low": 0.7}
     order = data.draw(st.permutations(range(6)))
@@ -110,6 +117,52 @@ def test_no_split_changes_what_is_corrected_or_held_near_a_reference(seed: int, 
     assert split[0] == pytest.approx(whole[0], abs=1e-12)
     torch.testing.assert_close(split[1], whole[1], rtol=0, atol=1e-12)
     assert bool((whole[1][~batch["mask"]] == 0).all())
+
+
+def samples_of(batch: dict[str, Any], groups: list[str]) -> tuple[list[Sample], list[list[float]]]:
+    """The rows as samples whose sampler's log-probabilities are the old ones, and the present ones beside them."""
+    made = [
+        Sample((0,) * len(mask), tuple(mask), (0,) * len(mask), f"r{i}", group, sampler_logp=tuple(old))
+        for i, (mask, old, group) in enumerate(zip(batch["mask"].int().tolist(), batch["old_logp"].tolist(), groups, strict=True))
+    ]
+    return made, batch["logp"].tolist()
+
+
+@given(seed=st.integers(0, 10**6), data=st.data())
+@settings(max_examples=60)
+def test_no_split_changes_which_prompts_are_over_their_budget(seed: int, data: st.DataObject) -> None:
+    """A prompt's rollouts may stand in different parts: its divergence is taken from all of them before."""
+    batch = random_batch(seed)
+    samples, logp = samples_of(batch, data.draw(st.lists(st.sampled_from("pqr"), min_size=6, max_size=6)))
+    tv = whole.prompt_tv(samples, logp)
+    more = {"prompt_tv": torch.tensor(tv, dtype=torch.float64)}
+    order = data.draw(st.permutations(range(6)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 5))))
+    parts = [list(order[a:b]) for a, b in itertools.pairwise([0, *cuts, 6])]
+    one, split = gradient("tvpo", batch, [list(range(6))], more), gradient("tvpo", batch, parts, more)
+    assert split[0] == pytest.approx(one[0], abs=1e-12)
+    torch.testing.assert_close(split[1], one[1], rtol=0, atol=1e-12)
+    away = batch["advantages"] * (batch["logp"] - batch["old_logp"]) > 0
+    frozen = batch["mask"] & away & (more["prompt_tv"] > 0.1).unsqueeze(1)  # `gradient` has a budget of 0.1
+    assert bool(((one[1] == 0) == (frozen | ~batch["mask"])).all())
+
+
+@given(seed=st.integers(0, 10**6), kind=st.sampled_from(CLIPPED), data=st.data())
+@settings(max_examples=60)
+def test_no_split_changes_which_clips_contract(seed: int, kind: LossKind, data: st.DataObject) -> None:
+    batch = random_batch(seed)
+    samples, logp = samples_of(batch, ["g"] * 6)
+    bound = whole.log_ratio_bound(samples, logp, 0.6, of_sequences=kind == "gspo")
+    order = data.draw(st.permutations(range(6)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, 5))))
+    parts = [list(order[a:b]) for a, b in itertools.pairwise([0, *cuts, 6])]
+    more = {"anchor": "sampler", "sat": 0.6, "sat_bound": bound}
+    one, split = gradient(kind, batch, [list(range(6))], more), gradient(kind, batch, parts, more)
+    assert split[0] == pytest.approx(one[0], abs=1e-12)
+    torch.testing.assert_close(split[1], one[1], rtol=0, atol=1e-12)
+    of_itself = gradient(kind, batch, [list(range(6))], {"anchor": "sampler", "sat": 0.6})
+    assert of_itself[0] == pytest.approx(one[0], abs=1e-12)
+    assert one[0] >= gradient(kind, batch, [list(range(6))])[0] - 1e-12  # a smaller interval never raises the objective
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "gspo"])
@@ -123,12 +176,13 @@ def test_a_rollout_in_two_rows_equals_one_row(kind: LossKind) -> None:
         "denominator": 1.0 if kind in ROLLOUT_KINDS else 8.0,
     }
     row = {name: column[:1] for name, column in batch.items()}
-    whole = policy_loss(kind, **row, **options)
+    one = policy_loss(kind, **row, **options)
+    tv = row_tv(row["logp"], row["old_logp"], row["mask"])  # of the rollout, and of its prompt
     cut = {name: torch.cat([column[:, :3], column[:, 3:6]]) for name, column in row.items()}
     rest = {name: column[:, 6:] for name, column in row.items()}
-    split = policy_loss(kind, **cut, **options, rollout_tokens=torch.tensor([8, 8]))
-    split = split + policy_loss(kind, **rest, **options, rollout_tokens=torch.tensor([8]))
-    torch.testing.assert_close(split, whole)
+    split = policy_loss(kind, **cut, **options, rollout_tokens=torch.tensor([8, 8]), prompt_tv=tv.repeat(2))
+    split = split + policy_loss(kind, **rest, **options, rollout_tokens=torch.tensor([8]), prompt_tv=tv)
+    torch.testing.assert_close(split, one)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,6 +272,87 @@ def test_dppo_gradient_is_vanilla_at_the_sampler_and_counts_masked_tokens() -> N
     loss.backward()
     assert logp.grad is not None
     assert float(logp.grad[0, 1]) == 0.0
+
+
+def test_tvpo_freezes_what_leads_away_where_a_prompt_is_over_its_budget() -> None:
+    """r = 2 and 0.5 in both rows: a divergence of 0.375. Frozen tokens keep their value, count, and carry no gradient."""
+    mu, pi = log(0.3, 0.6), log(0.6, 0.3)
+    assert row_tv(pi[None], mu[None], torch.ones(1, 2)).tolist() == pytest.approx([0.375])
+
+    def of(advantage: float, delta: float, tv: float | None = None) -> tuple[float, list[float]]:
+        logp = pi[None].clone().requires_grad_()
+        given_tv = None if tv is None else torch.tensor([tv])
+        advantages = torch.full((1, 2), advantage)
+        loss = policy_loss("tvpo", logp, mu[None], advantages, torch.ones(1, 2), delta=delta, prompt_tv=given_tv)
+        loss.backward()
+        assert logp.grad is not None
+        return float(loss.detach()), logp.grad[0].tolist()
+
+    value = -(2 * math.log(0.6) + 0.5 * math.log(0.3)) / 2
+    assert of(1.0, 0.4) == (pytest.approx(value), pytest.approx([-1.0, -0.25]))
+    assert of(1.0, 0.3) == (pytest.approx(value), pytest.approx([0.0, -0.25]))
+    assert of(-1.0, 0.3) == (pytest.approx(-value), pytest.approx([1.0, 0.0]))
+    assert of(1.0, 0.3, tv=0.3) == of(1.0, 0.4)  # its prompt's other rollouts are nearer: D = delta is within
+    assert of(1.0, 0.4, tv=0.41) == of(1.0, 0.3)
+    assert of(0.0, 0.3)[1] == [0.0, 0.0]
+
+
+def test_tvpo_takes_a_ratio_of_at_most_twenty() -> None:
+    logp = log(0.5)[None].requires_grad_()
+    policy_loss("tvpo", logp, log(0.01)[None], torch.ones(1, 1), torch.ones(1, 1), delta=99.0).backward()
+    assert logp.grad is not None
+    assert float(logp.grad) == pytest.approx(-20.0)
+
+
+def test_the_mask_of_tvpo() -> None:
+    mu, pi = log(0.3, 0.6, 0.5).repeat(2, 1), log(0.6, 0.3, 0.5).repeat(2, 1)
+    for sign, frozen in ((1.0, [False, True, True]), (-1.0, [True, False, True])):
+        kept = tvpo_mask(pi, mu, torch.full((2, 3), sign), torch.tensor([0.03, 0.02]))
+        assert kept.tolist() == [frozen, [True] * 3]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 5.0), (0.8, 3.0)])  # SAO's, for mathematics and for code
+def test_dis_drops_what_is_outside_of_its_range_whatever_the_advantage(low: float, high: float) -> None:
+    ratios = [low - 0.01, low + 0.01, 1.0, high - 0.01, high + 0.01]
+    mask = torch.ones(2, 5)
+    old = torch.full((2, 5), 0.1, dtype=torch.float64).log()
+    logp = (old + log(*ratios)).requires_grad_()
+    advantages = torch.tensor([[1.0], [-2.0]]).expand(2, 5)
+    options: dict[str, Any] = {"clip_low": 1 - low, "clip_high": high - 1}
+    policy_loss("dis", logp, old, advantages, mask, **options).backward()
+    assert logp.grad is not None
+    weights = torch.tensor([0.0, *ratios[1:4], 0.0], dtype=torch.float64)
+    torch.testing.assert_close(logp.grad, torch.stack([-weights, 2 * weights]) / 10)
+    # With one update per batch, IcePop's weights on the usual loss have that gradient.
+    again = logp.detach().clone().requires_grad_()
+    more: dict[str, Any] = {"sampler_logp": old, "tis_cap": high, "correction": "icepop", "correction_low": low}
+    policy_loss("ppo", again, again.detach(), advantages, mask, **more).backward()
+    torch.testing.assert_close(again.grad, logp.grad)
+
+
+def test_a_clip_contracts_on_the_side_to_which_its_token_has_moved() -> None:
+    below, above = contraction(torch.tensor([0.1, 0.4, -0.4, 0.2, -0.6]), 0.2)
+    assert below.tolist() == pytest.approx([1, 1, 0.2, 1, 0.1])
+    assert above.tolist() == pytest.approx([1, 0.2, 1, 1, 1])
+    assert torch.stack(contraction(torch.tensor([0.1, -3.0]), 0.0)).unique().tolist() == [1.0]  # most tokens did not move
+
+
+def test_contracted_clips_worked_by_hand() -> None:
+    """Nine tokens at 0.05 and one at 0.15: the bound is 0.05, and the last one's radius a tenth of 0.2: 1.02 instead of e^0.15."""
+    old = torch.full((1, 10), -1.0, dtype=torch.float64)
+    d = torch.tensor([[0.05] * 9 + [0.15]], dtype=torch.float64)
+    for kind in ("ppo", "grpo"):
+        logp = (old + d).requires_grad_()
+        args = (logp, old, torch.ones(1, 10), torch.ones(1, 10))
+        loss = policy_loss(kind, *args, clip_low=0.2, clip_high=0.2, anchor="sampler", sat=0.9)
+        assert float(loss.detach()) == pytest.approx(-(9 * math.exp(0.05) + 1.02) / 10)
+        loss.backward()
+        assert logp.grad is not None
+        assert logp.grad[0].tolist() == pytest.approx([-math.exp(0.05) / 10] * 9 + [0.0])
+    # Of sequences: ten of one token, and the mean ratio of the last is clipped.
+    rows = (old.T + d.T, old.T, torch.ones(10, 1), torch.ones(10, 1))
+    found = policy_loss("gspo", *rows, clip_low=0.2, clip_high=0.2, anchor="sampler", sat=0.9)
+    assert float(found) == pytest.approx(-(9 * math.exp(0.05) + 1.02) / 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -336,6 +471,15 @@ def test_refusals() -> None:
         policy_loss("ppo", x, x, x, x, sampler_logp=x, tis_cap=2.0, anchor="sampler")
     with pytest.raises(ConfigError, match="corrects twice"):
         policy_loss("dppo", x, x, x, x, sampler_logp=x, tis_cap=2.0)
+    for kind in ("tvpo", "dis"):
+        with pytest.raises(ConfigError, match="corrects twice"):
+            policy_loss(kind, x, x, x, x, sampler_logp=x, tis_cap=2.0)
+        with pytest.raises(ConfigError, match="a kind with a clip"):
+            policy_loss(kind, x, x, x, x, anchor="sampler", sat=0.9)
+    with pytest.raises(ConfigError, match="anchor=sampler"):
+        policy_loss("ppo", x, x, x, x, sat=0.9)
+    with pytest.raises(ConfigError, match="no quantile"):
+        policy_loss("ppo", x, x, x, x, anchor="sampler", sat=1.0)
     with pytest.raises(ConfigError, match="sampler's log-prob"):
         policy_loss("ppo", x, x, x, x, tis_cap=2.0)
     with pytest.raises(ConfigError, match="constant length"):

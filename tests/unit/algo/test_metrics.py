@@ -39,6 +39,20 @@ def test_clip_fraction_and_ratios() -> None:
     assert metrics.clip_fraction(np.zeros(0), np.zeros(0), clip_low=0.2, clip_high=0.2) == 0.0
 
 
+def test_affine_fit() -> None:
+    values = np.array([0.0, 1.0, 2.0, 3.0])
+    assert metrics.affine_fit(values, -0.5 * values + 0.25) == (pytest.approx(-0.5), pytest.approx(0.25))
+    # By hand: slopes of (0, 0), (1, 1), (2, 0): sum (v - 1)(r - 1/3) = 0, so a = 0 and b the mean.
+    assert metrics.affine_fit(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0])) == (pytest.approx(0.0), pytest.approx(1 / 3))
+    assert metrics.affine_fit(np.full(3, 0.5), np.array([0.0, 1.0, 2.0])) == (1.0, 0.5)
+    assert metrics.affine_fit(np.zeros(0), np.zeros(0)) == (1.0, 0.0)
+    draw = np.random.default_rng(0)
+    v, r = draw.normal(size=50), draw.normal(size=50)
+    a, b = metrics.affine_fit(v, r)
+    least = np.square(a * v + b - r).sum()
+    assert all(np.square((a + da) * v + b + db - r).sum() > least for da in (-1e-3, 1e-3) for db in (-1e-3, 1e-3))
+
+
 def test_mean_at_k_and_pass_at_k() -> None:
     passes = [[True, False, False], [True, True, True]]
     assert metrics.mean_at_k(passes) == pytest.approx(2 / 3)

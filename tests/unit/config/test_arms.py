@@ -72,6 +72,19 @@ def test_phases_without_rewriting_between_them() -> None:
     }
 
 
+def test_a_rollback_is_of_the_later_phases_and_goes_on_with_actor_and_critic_of_the_one_before() -> None:
+    gone = ("stages.rsr_2.", "stages.sft_2.")
+    found = {key: value for key, value in changed("schedule=rollback").items() if not key.startswith(gone)}
+    assert found == {
+        "pipeline": [name for name in WHOLE if name not in ("rsr_2", "sft_2")],
+        "stages.rpr_2.policy": "rpr_1",
+        "stages.rpr_2.retention.rollback": True,
+    }
+    stage = load((*BASE, "schedule=rollback")).stages["rpr_2"]
+    assert isinstance(stage, stages.RprConfig)
+    assert (stage.critic, stage.critic_init) == ("rpr_1", choices.CriticInit.inherit)
+
+
 @pytest.mark.parametrize(
     "override",
     ["credit=tb", "reward=spr", "calibration=family", "critic_init=inherit", "warmup=on", "schedule=alternate"],
@@ -106,6 +119,33 @@ def test_the_experiments_own_arms_change_nothing(override: str) -> None:
         (("experiment=tmax", "stages.dppo.optim.clip_high=0.3"), "no effect in dppo"),
         (("experiment=terminal_rsi", "stages.rpr_1.loss=dppo"), "TIS on top corrects twice"),
         (("experiment=tmax", "stages.dppo.optim.tis_cap=2"), "TIS on top corrects twice"),
+        (("experiment=tmax", "stages.dppo.loss=tvpo", "stages.dppo.optim.tis_cap=2"), "tvpo's ratio is to the sampler"),
+        (("experiment=tmax", "stages.dppo.loss=tvpo", "stages.dppo.optim.delta=0.2"), "delta is of the loss dppo"),
+        (("experiment=tmax", "stages.dppo.loss=tvpo", "stages.dppo.optim.clip_high=0.3"), "no effect in tvpo"),
+        (("experiment=tmax", "stages.dppo.optim.tvpo_delta=0.03"), "tvpo_delta is of the loss tvpo"),
+        (("experiment=tmax", "stages.dppo.optim.sat=0.9"), "dppo has no clip for sat to narrow"),
+        (("experiment=river", "stages.grpo.optim.sat=0.9"), "sat's ratio is to the sampler"),
+        (("experiment=river", "stages.grpo.optim.sat=1"), "sat=1.0"),
+        (
+            ("experiment=river", "stages.grpo.optim.sat=0.9", "stages.grpo.optim.tis_cap=0", ICEPOP),
+            "correction without a correction",
+        ),
+        (("experiment=terminal_rsi", "credit=skip", "stages.rpr_1.credit.bootstrap_at=last"), "credit=skip links no turns"),
+        (("experiment=terminal_rsi", "stages.rpr_1.credit.token_steps=action"), "token_steps is of credit=token"),
+        (("experiment=terminal_rsi", "critic_init=reset", "stages.rpr_2.refit_value_head=affine"), "no scale to refit"),
+        (("experiment=terminal_rsi", "stages.rpr_1.retention.rollback=true", "stages.rpr_1.retention.every=8"), "only candidate"),
+        (("experiment=terminal_rsi", "stages.rpr_1.retention.rollback=true", "stages.rpr_1.max_staleness=1"), "max_staleness=0"),
+        (("experiment=terminal_rsi", "schedule=rollback", "stages.rpr_2.retention.every=8"), "only candidate"),
+        (("experiment=t1", "schedule=rollback"), "schedule=rollback: no stage"),
+        (("experiment=reterm", "stages.reterm.recovery_groups=0", "stages.reterm.pop=false"), "pop without recovery groups"),
+        (
+            ("experiment=reterm", "stages.reterm.recovery_groups=0", "stages.reterm.requeue_recovery_failures=true"),
+            "requeue_recovery_failures without recovery groups",
+        ),
+        (("experiment=river", "stages.grpo.overlong_max=100"), "overlong_max without overlong"),
+        (("experiment=river", "stages.grpo.overlong=200", "stages.grpo.overlong_max=100"), "exceeds the longest rollout"),
+        (("experiment=river", "stages.grpo.overlong=50", "stages.grpo.overlong_max=99999"), "cost nothing"),
+        (("experiment=river", "stages.grpo.overlong=-1"), "overlong=-1"),
     ],
 )
 def test_refusals(overrides: tuple[str, ...], part: str) -> None:
@@ -113,6 +153,24 @@ def test_refusals(overrides: tuple[str, ...], part: str) -> None:
         load(("scale=laptop", *overrides))
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("experiment=tmax", "stages.dppo.loss=tvpo", "stages.dppo.optim.tvpo_delta=0.03"),
+        ("experiment=river", "stages.grpo.loss=dis", "stages.grpo.optim.tis_cap=0", "stages.grpo.optim.clip_high=2"),
+        ("experiment=river", "stages.grpo.optim.sat=0.9", "stages.grpo.optim.tis_cap=0", "stages.grpo.optim.minibatches=1"),
+        ("experiment=river", "stages.grpo.overlong=40"),
+        ("experiment=river", "stages.grpo.overlong=40", "stages.grpo.overlong_max=120"),
+        ("experiment=terminal_rsi", "stages.rpr_1.credit.bootstrap_at=last", "stages.rpr_2.refit_value_head=affine"),
+        ("experiment=terminal_rsi", "stages.rpr_1.retention.rollback=true"),
+        ("experiment=reterm", "stages.reterm.pop=false", "stages.reterm.requeue_recovery_failures=true"),
+        ("experiment=reterm", "stages.reterm.zero_std_in_denominator=false"),
+    ],
+)
+def test_settings_that_have_an_effect_are_taken(overrides: tuple[str, ...]) -> None:
+    load(("scale=laptop", *overrides))
 
 
 # What papers state, and nothing else: methods of training at full scale.

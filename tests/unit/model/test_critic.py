@@ -105,6 +105,24 @@ def test_save_and_load(tiny: Path, tmp_path: Path, make_samples: Make, compute: 
         CriticModel(tmp_path / "critic")
 
 
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_a_refit_is_of_the_head_alone(tiny: Path, make_samples: Make, compute: Compute) -> None:
+    critic = CriticModel(tiny, compute=compute)
+    critic.update(make_samples(), lr=1e-2, value_clip=0.0)
+    before, weights = critic.values(make_samples()), critic.weights_only()
+    critic.refit(-2.5, 0.75)
+    assert critic.fresh_optimizer
+    for row, old, sample in zip(critic.values(make_samples()), before, make_samples(), strict=True):
+        assert row == pytest.approx([(-2.5 * v + 0.75) * m for v, m in zip(old, sample.mask, strict=True)], abs=1e-5)
+    for name, weight in critic.weights_only().items():
+        assert torch.equal(weight, weights[name]) != name.startswith("value_head.")
+    refitted = critic.checksum()
+    critic.update(make_samples(), lr=1e-2, value_clip=0.0)  # the refitted head is the one that learns
+    assert critic.checksum() != refitted
+    with pytest.raises(ValueError, match="must be finite"):
+        critic.refit(float("nan"), 0.0)
+
+
 def test_actor_and_critic_share_nothing(tiny: Path, make_samples: Make) -> None:
     policy, critic = PolicyModel(tiny), CriticModel(tiny)
     start = policy.checksum(), critic.checksum()

@@ -61,6 +61,45 @@ def test_micro_batches_change_nothing(tiny: Path, make_samples: Make, kind: str)
         torch.testing.assert_close(weight, others[name], rtol=0, atol=1e-4)
 
 
+LOSSES: list[dict[str, object]] = [
+    {"kind": "tvpo", "delta": 0.1},
+    {"kind": "dis", "clip_low": 0.2, "clip_high": 0.2},
+    {"kind": "grpo", "anchor": "sampler", "sat": 0.6},
+    {"kind": "gspo", "anchor": "sampler", "sat": 0.6, "clip_low": 0.001, "clip_high": 0.002},
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: str(loss["kind"]))
+def test_what_is_of_the_whole_batch_is_not_of_a_micro_batch(tiny: Path, make_samples: Make, loss: dict[str, object]) -> None:
+    """Two prompts, whose rollouts stand in different micro-batches; the sampler was at some distance, from one of them far."""
+    after = []
+    for budget in (10_000, 1):
+        policy = PolicyModel(tiny, compute="fp32", micro_tokens=budget)
+        samples = []
+        for i, (sample, logp) in enumerate(zip(make_samples(), policy.logp(make_samples()), strict=True)):
+            moved = [(0.4 if i % 2 else 0.1) * math.sin(3.0 * k + i) for k in range(len(logp))]
+            mu = tuple(x - d if m else 0.0 for x, d, m in zip(logp, moved, sample.mask, strict=True))
+            samples.append(dataclasses.replace(sample, group_id=f"g{i % 2}", sampler_logp=mu))
+        idle = dataclasses.replace(samples[1], advantages=(0.0,) * len(samples[1].ids))  # without advantage, and part of its prompt
+        metrics = policy.update([samples[0], idle, *samples[2:]], loss, lr=1e-3)
+        after.append((metrics, fp32_weights(policy)))
+    (one, weights), (many, others) = after
+    assert one.loss == pytest.approx(many.loss, abs=1e-6)
+    assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-4)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=0, atol=1e-4)
+    for name in ("mask_fraction", "clip_fraction", "prompt_tv_max"):
+        assert one.extra.get(name) == pytest.approx(many.extra.get(name))
+    assert 0.0 < one.extra.get("mask_fraction", one.extra.get("clip_fraction", 0.0)) < 1.0
+    if loss["kind"] == "tvpo":  # |e^d - 1| / 2 of both rollouts of the far prompt, the idle one too
+        far = [(s, p) for s, p in zip(make_samples(), PolicyModel(tiny, compute="fp32").logp(make_samples()), strict=True)][1::2]
+        tv = [
+            [abs(math.exp(0.4 * math.sin(3.0 * k + i)) - 1) / 2 for k, m in enumerate(sample.mask) if m]
+            for i, (sample, _) in zip((1, 3), far, strict=True)
+        ]
+        assert one.extra["prompt_tv_max"] == pytest.approx(sum(sum(x) / len(x) for x in tv) / 2, rel=1e-4)
+
+
 @pytest.mark.parametrize("compute", COMPUTE)
 def test_update_moves_the_policy_towards_the_advantages(tiny: Path, make_samples: Make, compute: Compute) -> None:
     policy = PolicyModel(tiny, compute=compute)

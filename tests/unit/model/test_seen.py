@@ -68,9 +68,30 @@ def test_dppo_masks_and_does_not_clip() -> None:
     assert "clip_fraction" not in report
 
 
+def test_tvpo_and_dis_mask_instead() -> None:
+    """Ratios 1.5 three times, 0.5 and 1: TV is 0.25 in both rows. Beyond 0.2 the tokens with A (pi - mu) > 0 are frozen."""
+    mask = torch.tensor(MASK).bool()
+
+    def masked(options: dict[str, object], tv: torch.Tensor | None = None) -> dict[str, float]:
+        columns, seen = _columns(), _Seen()
+        given = {name: columns[name] for name in ("sampler_logp", "advantages")}
+        micro = MicroBatch((0, 1), torch.zeros(2, 4), mask, torch.ones(2), given)
+        seen.add(micro, columns["logp"], torch.ones(5), columns["old"], tv)
+        return seen.report(options)
+
+    over = masked({"kind": "tvpo", "delta": 0.2}, torch.tensor([0.25, 0.1]))
+    assert over["mask_fraction"] == pytest.approx(2 / 5)
+    assert over["prompt_tv_max"] == pytest.approx(0.25)
+    assert masked({"kind": "tvpo", "delta": 0.2}, torch.tensor([0.19, 0.3]))["mask_fraction"] == pytest.approx(1 / 5)
+    assert masked({"kind": "tvpo", "delta": 0.3}, torch.tensor([0.25, 0.25]))["mask_fraction"] == 0.0
+    assert masked({"kind": "dis", "clip_low": 0.2, "clip_high": 2.0})["mask_fraction"] == pytest.approx(1 / 5)
+    assert masked({"kind": "dis", "clip_low": 0.7, "clip_high": 0.4})["mask_fraction"] == pytest.approx(3 / 5)
+
+
 @pytest.mark.parametrize("kind", ["ppo", "grpo", "reterm", "dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("sat", [0.0, 0.4])
 @pytest.mark.parametrize("clip", [(0.2, 0.2), (0.2, 0.6), (0.6, 0.2), (0.3, 0.3)])
-def test_what_is_clipped_has_no_gradient(kind: str, clip: tuple[float, float]) -> None:
+def test_what_is_clipped_has_no_gradient(kind: str, clip: tuple[float, float], sat: float) -> None:
     """The share of tokens, in gspo of sequences, that the loss gives no gradient; here no advantage is 0."""
     columns, mask = _columns(), torch.tensor(MASK).bool()
     logp = columns["logp"].clone().requires_grad_()
@@ -84,11 +105,15 @@ def test_what_is_clipped_has_no_gradient(kind: str, clip: tuple[float, float]) -
         clip_low=low,
         clip_high=high,
         max_tokens=4,
+        anchor="sampler" if sat else "old",
+        sat=sat,
+        sat_bound=0.1,
     ).backward()
     assert logp.grad is not None
     still = logp.grad == 0.0
     wanted = still[mask].double().mean() if kind != "gspo" else (still | ~mask).all(1).double().mean()
-    assert _report({"kind": kind, "clip_low": low, "clip_high": high})["clip_fraction"] == pytest.approx(float(wanted))
+    options = {"kind": kind, "clip_low": low, "clip_high": high} | ({"sat_bound": 0.1} if sat else {})
+    assert _report(options)["clip_fraction"] == pytest.approx(float(wanted))
 
 
 def test_truncated_weights_are_counted_where_there_is_a_cap() -> None:

@@ -22,6 +22,7 @@ def test_newest_first_and_oldest_evicted() -> None:
     assert [p.id for p in queue.take(2)] == ["4", "3"]
     assert [p.id for p in queue.take(5)] == ["2"]
     assert queue.take(1) == []
+    assert queue.peek(1) == []
     assert [p.id for p in queue.clear_evicted()] == ["0", "1"]
     assert queue.evicted == ()
 
@@ -48,6 +49,16 @@ def test_every_point_is_in_one_place(capacity: int, steps: list[str | int]) -> N
     assert again.evicted == ()
 
 
+def test_a_look_leaves_everything_where_it_is() -> None:
+    queue = RecoveryQueue.from_list([point(3), point(2), point(1)], 3)
+    for _ in range(2):
+        assert [p.id for p in queue.peek(2)] == ["3", "2"]
+    assert [p.id for p in queue.peek(9)] == ["3", "2", "1"]
+    queue.push(point(4))
+    assert [p.id for p in queue.peek(1)] == ["4"]
+    assert [p.id for p in queue.evicted] == ["1"]
+
+
 def test_resume_with_a_smaller_capacity_evicts_the_oldest() -> None:
     queue = RecoveryQueue.from_list([point(3), point(2), point(1)], 2)
     assert [p.id for p in queue.to_list()] == ["3", "2"]
@@ -63,3 +74,5 @@ def test_refusals() -> None:
         queue.push(point(1))
     with pytest.raises(ValueError, match="cannot take"):
         queue.take(-1)
+    with pytest.raises(ValueError, match="cannot take"):
+        queue.peek(-1)

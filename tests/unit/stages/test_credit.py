@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
+from termrsi.config.choices import BootstrapAt, Chunks, Credit, LimitEnds, TokenSteps
 from termrsi.config.stages import CreditConfig
 from termrsi.records import Chunk, Rollout, Routing, Sample, ScoredRollout, StopReason, Turn, Verdict, WeightsVersion
 from termrsi.stages import credit
@@ -84,6 +84,35 @@ def test_chunks_that_are_cut_end_with_the_next_ones_value() -> None:
     assert first.returns == pytest.approx((0.0, 0.3, 0.3, 0.0))  # gamma x 0.6
     assert first.advantages == pytest.approx((0.0, 0.05, -0.2, 0.0))
     assert second.returns == (0.0, 1.0, 1.0, 0.0)
+
+
+def test_credit_may_link_to_the_next_turns_last_token() -> None:
+    """lambda 0: the first turn's return is gamma times the value at the first, or the last, token of the second; cut or not."""
+    batch = _batch(_sample(turns=2), r=1.0)
+    values = Values([[0.0, 0.1, 0.2, 0.0, 0.6, 0.8, 0.0]])
+    parts, split = _batch(_sample(turns=1), _sample(first=1), r=1.0), Values([[0.0, 0.1, 0.2, 0.0], [0.0, 0.6, 0.8, 0.0]])
+    for at, wanted in ((BootstrapAt.first, 0.3), (BootstrapAt.last, 0.4)):
+        config = CreditConfig(gamma=0.5, lam=0.0, lam_critic=0.0, bootstrap_at=at, whiten=False)
+        (made,) = credit.with_values(batch, values, config)
+        assert made.returns == pytest.approx((0.0, wanted, wanted, 0.0, 1.0, 1.0, 0.0))
+        first, _ = credit.with_values(parts, split, config)
+        assert first.returns == pytest.approx((0.0, wanted, wanted, 0.0))
+
+
+def test_a_refit_is_to_whole_returns_of_rollouts_that_ended() -> None:
+    """Values 0.2 and 0.6 against returns 0 and 1: a = 2.5, b = -0.5; what was cut short, and lambda, have no part in it."""
+    samples = [_sample(rollout="a"), _sample(rollout="b"), _sample(rollout="c")]
+    batch = replace(_batch(*samples, a=0.0, b=1.0, c=1.0), cut=frozenset({"c"}))
+    values = Values([[0.0, v, v, 0.0] for v in (0.2, 0.6, 5.0)], {"c": 3.0})
+    config = CreditConfig(lam_critic=0.0, limit_ends=LimitEnds.truncate)
+    assert credit.refit(batch, values, config) == (pytest.approx(2.5), pytest.approx(-0.5))
+    assert credit.refit(replace(batch, cut=frozenset("abc")), values, config) == (1.0, 0.0)
+
+
+def test_length_costs_by_the_action_tokens_of_all_chunks() -> None:
+    """Two tokens a turn: 2, 4 and, in two chunks, 6; free up to 3, and 1 at 5 and beyond."""
+    samples = [_sample(rollout="a"), _sample(turns=2, rollout="b"), _sample(turns=2, rollout="c"), _sample(rollout="c", first=2)]
+    assert credit.overlong(_batch(*samples, a=1.0, b=1.0, c=1.0), longest=5, cache=2) == {"a": 0.0, "b": -0.5, "c": -1.0}
 
 
 class _Critic:
@@ -201,6 +230,14 @@ def test_minibatches_hold_each_sample_once_and_rollouts_whole(count: int) -> Non
     owners = [{sample.rollout_id for sample in part} for part in parts]
     assert sum(map(len, owners)) == 5
     assert credit.minibatches(samples, count, "seed") == parts
+
+
+def test_minibatches_of_whole_prompts() -> None:
+    samples = [_sample(f"g{i % 3}", rollout=f"{i // 2}/{i % 3}", first=i) for i in range(12)]
+    parts = credit.minibatches(samples, 2, "seed", whole_prompts=True)
+    assert sorted(sample.turn_ids[0] for part in parts for sample in part) == list(range(12))
+    assert sorted(len({sample.group_id for sample in part}) for part in parts) == [1, 2]
+    assert len(credit.minibatches([_sample("", rollout="a"), _sample("", rollout="b")], 2, "seed", whole_prompts=True)) == 2
 
 
 def test_equal_targets_leave_explained_variance_undefined() -> None:

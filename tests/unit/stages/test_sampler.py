@@ -158,6 +158,45 @@ async def test_a_refused_group_is_replaced_by_the_next() -> None:
     assert bench.drawn == [0, 1, 2]
 
 
+async def test_ahead_of_the_learner_a_refused_group_is_replaced_at_once() -> None:
+    """Two batches of two at once, the first and the third refused: the next two take their slots while nothing is trained."""
+    bench = Bench()
+    refused = {"r0", "r2"}
+    async with bench.sampler(batches=2, max_staleness=1, accept=lambda found: found[0].rollout.id not in refused) as sampler:
+        await bench.until_open(4)
+        for number in range(4):
+            bench.end(number)
+        await bench.until_open(6)
+        for number in (5, 4):
+            bench.end(number)
+        assert ids(await sampler.batch("step 1")) == ["r1", "r3"]
+        await sampler.trained()
+        groups = await sampler.batch("step 2")
+        assert ids(groups) == ["r4", "r5"]
+        assert [g.staleness for g in groups] == [1, 1]
+        await sampler.trained()
+        await bench.settle()
+        assert bench.drawn == [0, 1, 2, 3, 4, 5]
+
+
+async def test_ahead_of_the_learner_too_refusals_in_a_row_end_the_run() -> None:
+    """Three groups at once, of which the fourth alone is taken: the count begins anew with it."""
+    bench = Bench()
+    async with bench.sampler(batch_groups=1, max_staleness=2, accept=lambda found: found[0].rollout.id == "r3") as sampler:
+        for number in range(4):
+            await bench.until_open(number + 1)
+            bench.end(number)
+            await bench.settle()
+        assert ids(await sampler.batch("step 1")) == ["r3"]
+        await sampler.trained()
+        for number in range(4, 4 + PATIENCE):
+            await bench.until_open(number + 1)
+            bench.end(number)
+            await bench.settle()
+        with pytest.raises(StageError, match="10 groups in a row had equal rewards"):
+            await sampler.batch("step 2")
+
+
 async def test_groups_that_are_refused_again_and_again_end_the_run() -> None:
     bench = Bench()
     async with bench.sampler(batch_groups=1, accept=lambda _: False) as sampler:
