@@ -21,6 +21,7 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
                  [strict=true] [backend=docker] [attempts=N] [jobs=N] [run=false] [kit=DIR]
        termrsi tasks kit PATH [out=DIR]            fetch once what their verifiers install, to verify without a network
        termrsi report RUN_DIR                      the ledger of a run
+       termrsi report errors RUN_DIR stage=NAME    what a stage of kind analyse found, [against=NAME] beside another's
        termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
 
 experiments: {experiments}

@@ -215,8 +215,12 @@ def ratio_difference_interval(
 
 def _resampled_sums(rows: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Column sums `[resamples, columns]` of as many rows `[N, columns]` drawn with replacement."""
-    counts = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=resamples)
-    return counts @ rows
+    n, sums = len(rows), np.empty((resamples, rows.shape[1]))
+    block = max(1, 1_000_000 // n)  # a few MiB at a time
+    for start in range(0, resamples, block):
+        size = min(block, resamples - start)
+        sums[start : start + size] = rng.multinomial(n, np.full(n, 1 / n), size=size) @ rows
+    return sums
 
 
 def _bounds(values: np.ndarray, confidence: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
@@ -80,6 +80,7 @@ class Context:
     checks: dict[str, TaskChecks]
     chat: ChatFormat
     generator: Generator
+    writer: Callable[[str], Writer]  # the model of a role: "judge"
     rollouts: Rollouts
     policy: Policy
     critic: Critic | None

@@ -28,7 +28,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Mistake(BaseModel):
-    """One error: the turns that make it, those that correct it, those whose outcome confirms that. It remains without the last two."""
+    """One error: the turns that make it, those that correct it, those whose outcome confirms that. Without both it remains."""
 
     model_config = STRICT
     error: list[int] = Field(min_length=1)

@@ -1,6 +1,6 @@
 """A model that judges what an agent did: what it is shown, and how its answer is taken.
 
-It is shown the turns by number, each text cut at both ends. It answers with one JSON object, which code checks; an answer at fault is
+It is shown the turns by number, of long texts both ends. It answers with one JSON object, which code checks; an answer at fault is
 asked for again, and the category of its fault is told. The bounds and the form are ours. No verifier is reachable from here.
 """
 
