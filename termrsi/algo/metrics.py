@@ -195,7 +195,8 @@ def ratio_difference_interval(
     """Pooled ratio of `after` minus that of `before`, with percentiles over resampled tasks; None where either is undefined.
 
     `paired`: the same tasks in the same order, resampled in pairs; else each side for itself. Resamples in which a ratio is
-    undefined are left out. Raises ValueError if tasks to be paired differ in number.
+    undefined are left out. Where all agree, as two ratios of 0, they tell nothing: the sides' own intervals are combined (Newcombe
+    1998, square and add), which is wide, for it knows no pairs. Raises ValueError if tasks to be paired differ in number.
     """
     if paired and len(before) != len(after):
         raise ValueError(f"{len(before)} tasks before, {len(after)} after: they must be the same")
@@ -210,7 +211,15 @@ def ratio_difference_interval(
         sums = np.hstack([_resampled_sums(side, resamples, rng) for side in (old, new)])
     sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
     estimate = float(totals[1][0] / totals[1][1] - totals[0][0] / totals[0][1])
-    return Interval(estimate, *_bounds(sums[:, 2] / sums[:, 3] - sums[:, 0] / sums[:, 1], confidence))
+    changes = sums[:, 2] / sums[:, 3] - sums[:, 0] / sums[:, 1]
+    if len(changes) and np.ptp(changes) > 0:
+        return Interval(estimate, *_bounds(changes, confidence))
+    one, two = (ratio_interval(side, confidence=confidence, resamples=resamples, seed=seed) for side in (before, after))
+    assert one is not None, "a total above 0 is a ratio"
+    assert two is not None, "a total above 0 is a ratio"
+    low = math.hypot(two.estimate - two.low, one.high - one.estimate)
+    high = math.hypot(two.high - two.estimate, one.estimate - one.low)
+    return Interval(estimate, max(-1.0, estimate - low), min(1.0, estimate + high))
 
 
 def _resampled_sums(rows: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
