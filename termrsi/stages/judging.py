@@ -92,8 +92,10 @@ def one_object(text: str) -> dict[str, Any]:  # Any: JSON that nobody has checke
         try:
             value, end = _DECODER.raw_decode(text, at)
             found.append(value)
-        except (ValueError, RecursionError):  # a brace in a sentence, or JSON that broke off
+        except ValueError:  # a brace in a sentence, or JSON that broke off
             broken, end = True, at + 1
+        except RecursionError as error:
+            raise Invalid("no_object") from error
         at = text.find("{", end)
     if len(found) == 1:
         return found[0]
@@ -118,10 +120,10 @@ def numbered(turns: Sequence[Turn], *, chars: int, first: int = 1) -> str:
     for number, turn in enumerate(turns, first):
         lines.append(f"Turn {number} ({_end(turn)})")
         if turn.command is None:
-            lines += _marked("said:", cut(turn.text, chars))
+            lines += marked("said:", cut(turn.text, chars))
         else:
-            lines += _marked("$", cut(turn.command, chars))
-        lines += _marked("|", cut(turn.observation, chars))
+            lines += marked("$", cut(turn.command, chars))
+        lines += marked("|", cut(turn.observation, chars))
     return "\n".join(lines)
 
 
@@ -146,7 +148,8 @@ def _end(turn: Turn) -> str:
     return f"exit {turn.exit_code}"
 
 
-def _marked(mark: str, text: str) -> list[str]:
+def marked(mark: str, text: str) -> list[str]:
+    """Its lines, each behind the mark."""
     return [f"  {mark} {line}" for line in text.splitlines()]
 
 

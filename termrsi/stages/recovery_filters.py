@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from termrsi.harness.observe import cut
 from termrsi.ports import Writer
 from termrsi.records import Message, RecoveryPoint, Rollout, SamplingParams, ScoredRollout, Turn
 from termrsi.stages import judging, recovery_rules
@@ -24,6 +25,8 @@ FILTERS = ("verifier", "format", "compliance", "efficiency")
 # What is judged -> the filter that refuses it.
 JUDGED = {"constraint_violation": "compliance", "repeated_failure": "efficiency"}
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+BEFORE_CHARS = 200  # of a command of the failed attempt, as the judge is shown it
 
 # Upper ends, the last of each without one; those between which the paper gives shares are among them.
 TOKEN_BUCKETS = (1024, 2048, 4096, 8192, 16384)
@@ -179,8 +182,8 @@ def _refusal(flags: Sequence[str], answers: dict[str, Ruling], judge_uncertain: 
 
 _QUESTIONS = {
     "constraint_violation": "did the agent break an explicit, clear and consistent constraint of the task? What was really "
-    "done counts, not an attempt that had no effect, and commands that were run, not code that was only written. What the first agent "
-    "did is not its fault. If the constraint is ambiguous: uncertain. Quote it word for word as requirement.",
+    "done counts, not an attempt that had no effect, and commands that were run, not code that was only written. What the first "
+    "agent did is not its fault. If the constraint is ambiguous: uncertain. Quote it word for word as requirement.",
     "repeated_failure": "did the agent do the same failed thing, or an equivalent one, three times or more, with no real change "
     "between, nothing new learned and no wait that was needed? Equal error messages alone are none, nor are tests run again after "
     'another repair, tests that are meant to fail, or polling. Name all its turns; requirement is "".',
@@ -205,7 +208,8 @@ def question(instruction: str, before: Sequence[str], transcript: str, reasons: 
     flagged = [f"- {name}: {'; '.join(found)}" for name, found in reasons.items()]
     parts = [f"Task:\n{instruction}"]
     if before:
-        parts.append("\n".join(("Commands of the failed attempt, not to be judged:", *(f"  $ {command}" for command in before))))
+        lines = [line for command in before for line in judging.marked("$", cut(command, BEFORE_CHARS))]
+        parts.append("\n".join(("Commands of the failed attempt, not to be judged:", *lines)))
     parts += [f"Transcript of the agent:\n{transcript}", "\n".join(("Look closely at:", *flagged))]
     return [Message("system", system), Message("user", "\n\n".join(parts))]
 
