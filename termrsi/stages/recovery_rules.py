@@ -28,7 +28,8 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _HARMLESS = re.compile(r"\d?>&\d|&?\d?>>?\s*/dev/(?:null|stdout|stderr)")
 _WAITS = re.compile(r"\b(?:sleep|wait|until|inotifywait)\b|--wait\b|--retry\b")
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+# A line's end alone ends no sentence: authors wrap their lines.
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*(?=(?:[-*#]|\d+[.)])\s)")
 _NOT = (
     r"(?:must|may|shall|should|do|does|can|could) not|mustn't|shouldn't|don't|cannot|can't|never|avoid|forbidden|prohibited|"
     r"not allowed|without|unchanged|untouched|intact|no (?:network|internet|sudo|root|external|other|new|additional|further)"
@@ -126,11 +127,11 @@ def touched_constraints(instruction: str, turns: Sequence[Turn]) -> list[Touch]:
     """
     commands = [(number, turn.command) for number, turn in enumerate(turns, 1) if turn.command]
     found = []
-    for sentence in _SENTENCE.split(instruction):
+    for sentence in (" ".join(part.split()) for part in _SENTENCE.split(instruction)):
         if _PROHIBITS.search(sentence) or _BOUNDS.search(sentence):
             touching = tuple(number for number, command in commands if _touches(sentence, command))
             if touching:
-                found.append(Touch(sentence.strip(), touching))
+                found.append(Touch(sentence, touching))
     return found
 
 
