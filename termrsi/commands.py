@@ -22,6 +22,8 @@ def run(arguments: list[str]) -> int:
             return doctor()
         case ["doctor", "--clean"]:
             return clean()
+        case ["report", "errors", directory, *words]:
+            return errors(Path(directory), words)
         case ["report", directory]:
             return report(Path(directory))
         case ["report", *directories] if directories:
@@ -94,6 +96,24 @@ def compared(run_dirs: list[Path]) -> int:
     from termrsi.report import compare
 
     _OUT.print(compare.table([compare.read(run_dir) for run_dir in run_dirs]), markup=False, end="")
+    return 0
+
+
+def errors(run_dir: Path, words: list[str]) -> int:
+    """What a finished stage of kind `analyse` found: `stage=NAME`, and with `against=NAME` the difference from another one."""
+    from termrsi.report import errors as table
+    from termrsi.stages import analyse, error_rates
+
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    if "stage" not in given or len(given) < len(words) or not given.keys() <= {"stage", "against"}:
+        valid = ", ".join(table.stages(run_dir)) or "none is finished"
+        raise ConfigError("needs stage=NAME, and takes against=NAME", "termrsi report errors", f"stages of kind analyse: {valid}")
+    found = table.read(run_dir, given["stage"])
+    _OUT.print(table.rates(found), markup=False, end="")
+    if "against" in given:
+        files = [table.judgements(run_dir, given[name]) for name in ("against", "stage")]
+        difference = error_rates.compare(*(analyse.judged_runs(path) for path in files))
+        _OUT.print(table.difference(difference, given["stage"], given["against"]), markup=False, end="")
     return 0
 
 

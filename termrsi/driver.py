@@ -26,6 +26,7 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi data export FILE OUT.jsonl tokenizer=DIR          to chat messages, as other programs read them
        termrsi data import IN.jsonl OUT.parquet tokenizer=DIR    from chat messages, of any program
        termrsi report RUN_DIR                      the ledger of a run
+       termrsi report errors RUN_DIR stage=NAME    what a stage of kind analyse found, [against=NAME] beside another's
        termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
 
 experiments: {experiments}

@@ -426,10 +426,10 @@ def _choices(sample: Sample) -> Iterator[tuple[int, int, bool]]:
 
 
 class FakeGenerator:
-    """`ports.Generator` that plays agent, planner and critic. The first token of a choice carries its whole log-probability.
+    """`ports.Generator` that plays agent, planner, critic and judge. The first token of a choice carries its whole log-probability.
 
-    `sloppy`: share of first drafts of a runbook with an empty block. `dies_at`: the call (from 1) from which on it is dead.
-    `top_p` is not looked at.
+    `sloppy`: share of first drafts of a runbook with an empty block, and of a judge's first answers without a category.
+    `dies_at`: the call (from 1) from which on it is dead. `top_p` is not looked at.
     """
 
     def __init__(self, seed: int = 0, *, sloppy: float = 0.25, dies_at: int = 0) -> None:
@@ -462,6 +462,10 @@ class FakeGenerator:
             return "no", 0.0
         if "five headings" in system:
             return self._block(system, prompt, draw), 0.0
+        if "five categories of errors" in system:
+            return self._errors(prompt, draw), 0.0
+        if "continued another agent's failed attempt" in system:
+            return self._judgement(prompt), 0.0
         if not _acts(prompt):
             return parse.DONE_WORD, 0.0
         probs = skill.probs(helped=_helped(prompt), temperature=temperature)
@@ -476,6 +480,32 @@ class FakeGenerator:
         heading = prompt.rpartition("\n")[2].rstrip(":")
         sloppy = heading == headings[-1] and "was refused" not in _last_user(prompt) and draw.random() < self._sloppy
         return "" if sloppy else dict(zip(headings, hints, strict=True))[heading]
+
+    def _errors(self, prompt: str, draw: random.Random) -> str:
+        """The first turn that failed is a wrong command, one that left a file out is unfinished work; the next two may mend it."""
+        ends = [int(code) for code in re.findall(r"^Turn \d+ \(exit (\d+)\)$", prompt, re.MULTILINE)]
+        commands = re.findall(r"^  \$ (.*)$", prompt, re.MULTILINE)
+        wrong = {
+            "tool_use": next((n for n, code in enumerate(ends, 1) if code), 0),
+            "implementation": next((n for n, command in enumerate(commands, 1) if command == "half"), 0),
+        }
+        success = "Official result: success" in prompt
+        found: dict[str, dict[str, object]] = {}
+        for category in ("planning", "tool_use", "implementation", "verification", "resource_management"):
+            turn = wrong.get(category, 0)
+            mended = bool(turn) and ends[turn : turn + 2] == [0, 0]
+            state = ("recovered" if mended else "uncertain" if success else "unresolved") if turn else "no_error"
+            later = ([turn + 1], [turn + 2]) if mended else ([], [])
+            mistake = {"error": [turn], "correction": later[0], "confirmation": later[1], "contributes": state == "unresolved"}
+            found[category] = {"state": state, "errors": [mistake] if turn else [], "reason": "seen", "confidence": 0.5}
+        if "was refused" not in _last_user(prompt) and draw.random() < self._sloppy:
+            del found["planning"]
+        return json.dumps(found)
+
+    def _judgement(self, prompt: str) -> str:
+        """No to each question that is asked."""
+        questions = re.findall(r"^- (repeated_failure|constraint_violation):", prompt, re.MULTILINE)
+        return json.dumps({question: {"answer": "no", "evidence": []} for question in questions})
 
 
 class FakePolicy:

@@ -30,7 +30,7 @@ from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages import analyse, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Costs, StageResult
 from termrsi.stages.finished import FinishedRollouts
 from termrsi.stages.roles import PolicyWriter
@@ -44,9 +44,11 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "collect_recovery": collect_recovery.run,
     "reterm": reterm.run,
     "grpo": grpo.run,
+    "analyse": analyse.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
-RESUMES = frozenset({"rsr", "collect_recovery"})  # go on within, item by item; the others begin again
+RESUMES = frozenset({"rsr", "collect_recovery", "analyse"})  # go on within, item by item; the others begin again
+INPUTS = ("data", "baseline", "of", "against")  # of READS, what a stage reads as files
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
 
@@ -211,7 +213,7 @@ class Pipeline:
         self._screen.say(f"stage {name} ({config.kind})" + (", going on with what it had finished" if goes_on else ""))
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
         wanted = READS | ({"data": "source_data"} if isinstance(config, SftConfig) and config.sources else {})
-        inputs = {key: self._output(getattr(config, key), wanted[key]) for key in ("data", "baseline") if getattr(config, key, "")}
+        inputs = {key: self._output(getattr(config, key), wanted[key]) for key in INPUTS if getattr(config, key, "")}
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
         ctx = Context(

@@ -165,12 +165,12 @@ def repetition_penalty(
     seen: list[tuple[frozenset[str], frozenset[str]]] = []
     penalties: list[float] = []
     for command, observation in zip(commands, observations, strict=True):
-        words = _words(command or "")
-        if not words:
+        said = words(command or "")
+        if not said:
             penalties.append(0.0)
             continue
-        turn = words, _words(observation)
-        repeated = any(all(_jaccard(a, b) > threshold for a, b in zip(turn, old, strict=True)) for old in seen)
+        turn = said, words(observation)
+        repeated = any(all(jaccard(a, b) > threshold for a, b in zip(turn, old, strict=True)) for old in seen)
         penalties.append(-penalty if repeated else 0.0)
         seen.append(turn)
     return penalties
@@ -346,9 +346,11 @@ def _suffix_sums(xp: Any, x: Array, decay: float) -> Array:
     return xp.reshape(y, (rows, blocks * BLOCK))[:, :length]
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """What two texts are compared by: see `repetition_penalty`."""
     return frozenset(_DIGITS.sub("0", _TIMESTAMP.sub(" ", _ANSI.sub("", text.lower()))).split())
 
 
-def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
+def jaccard(a: frozenset[str], b: frozenset[str]) -> float:
+    """Size of what both have over that of what either has; of two empty sets 1."""
     return len(a & b) / len(a | b) if a | b else 1.0

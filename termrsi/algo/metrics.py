@@ -175,3 +175,80 @@ def _percentiles(values: np.ndarray, confidence: float, resamples: int, seed: in
         means[start : start + len(picks)] = values[picks].mean(1)
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return Interval(float(values.mean()), float(low), float(high))
+
+
+def ratio_interval(
+    parts: Sequence[tuple[int, int]], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval | None:
+    """Pooled ratio sum(a) / sum(b) of `parts`, one (a, b) per task, 0 <= a <= b; None where every b is 0: it is undefined.
+
+    With at most one attempt per task (b <= 1) Wilson's interval; otherwise percentiles over resampled tasks, those with b > 0.
+    Where these all agree (a = 0, or a = b) resamples tell nothing, and it is Wilson's with one attempt per task; where there is but
+    one of them, and it is divided, nothing is known of others: 0 to 1 (ours).
+    """
+    told = np.array([part for part in parts if part[1] > 0], float).reshape(-1, 2)
+    if not len(told):
+        return None
+    a, b = (float(x) for x in told.sum(0))
+    if told[:, 1].max() <= 1:
+        return wilson_interval(int(a), int(b), confidence=confidence)
+    if a in (0.0, b):
+        return wilson_interval(len(told) if a else 0, len(told), confidence=confidence)
+    if len(told) == 1:
+        return Interval(a / b, 0.0, 1.0)
+    sums = _resampled_sums(told, resamples, np.random.default_rng(seed))
+    return Interval(a / b, *_bounds(sums[:, 0] / sums[:, 1], confidence))
+
+
+def ratio_difference_interval(
+    before: Sequence[tuple[int, int]],
+    after: Sequence[tuple[int, int]],
+    *,
+    paired: bool = True,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval | None:
+    """Pooled ratio of `after` minus that of `before`, with percentiles over resampled tasks; None where either is undefined.
+
+    `paired`: the same tasks in the same order, resampled in pairs; else each side for itself. Resamples in which a ratio is
+    undefined are left out. Where all agree, as two ratios of 0, they tell nothing: the sides' own intervals are combined (Newcombe
+    1998, square and add), which is wide, for it knows no pairs. Raises ValueError if tasks to be paired differ in number.
+    """
+    if paired and len(before) != len(after):
+        raise ValueError(f"{len(before)} tasks before, {len(after)} after: they must be the same")
+    old, new = (np.array(side, float).reshape(-1, 2) for side in (before, after))
+    totals = [side.sum(0) for side in (old, new)]
+    if any(total[1] == 0 for total in totals):
+        return None
+    rng = np.random.default_rng(seed)
+    if paired:
+        sums = _resampled_sums(np.hstack([old, new]), resamples, rng)
+    else:
+        sums = np.hstack([_resampled_sums(side, resamples, rng) for side in (old, new)])
+    sums = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
+    estimate = float(totals[1][0] / totals[1][1] - totals[0][0] / totals[0][1])
+    changes = sums[:, 2] / sums[:, 3] - sums[:, 0] / sums[:, 1]
+    if len(changes) and np.ptp(changes) > 0:
+        return Interval(estimate, *_bounds(changes, confidence))
+    one, two = (ratio_interval(side, confidence=confidence, resamples=resamples, seed=seed) for side in (before, after))
+    assert one is not None, "a total above 0 is a ratio"
+    assert two is not None, "a total above 0 is a ratio"
+    low = math.hypot(two.estimate - two.low, one.high - one.estimate)
+    high = math.hypot(two.high - two.estimate, one.estimate - one.low)
+    return Interval(estimate, max(-1.0, estimate - low), min(1.0, estimate + high))
+
+
+def _resampled_sums(rows: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Column sums `[resamples, columns]` of as many rows `[N, columns]` drawn with replacement."""
+    n, sums = len(rows), np.empty((resamples, rows.shape[1]))
+    block = max(1, 1_000_000 // n)  # a few MiB at a time
+    for start in range(0, resamples, block):
+        size = min(block, resamples - start)
+        sums[start : start + size] = rng.multinomial(n, np.full(n, 1 / n), size=size) @ rows
+    return sums
+
+
+def _bounds(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)

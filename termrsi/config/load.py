@@ -144,7 +144,7 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
     for key, needed in stages.READS.items():
         source = getattr(stage, key, None)
-        none = (key == "policy" and source == "base") or (key == "baseline" and not source)
+        none = (key == "policy" and source == "base") or (key in {"baseline", "against"} and not source)
         new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
         if source is None or none or new:
             continue
@@ -170,6 +170,13 @@ def _check_sizes(config: Config) -> None:
         )
     if config.sampling.max_tokens >= config.limits.max_context_tokens:
         raise ConfigError("one reply would fill the context", "sampling.max_tokens", f"valid: < {config.limits.max_context_tokens}")
+    for name, stage in config.stages.items():
+        if isinstance(stage, stages.AnalyseConfig) and stage.room(config.model.max_model_len) < 1:
+            raise ConfigError(
+                f"two answers of {stage.max_tokens} tokens leave no room in a context of {config.model.max_model_len}",
+                f"stages.{name}.max_tokens",
+                "lower it, or raise model.max_model_len",
+            )
     if config.dry and config.tasks != schema.TasksConfig():
         raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
     own = schema.ClusterConfig()

@@ -1,7 +1,7 @@
 """What each kind of stage may be told: one dataclass per kind, picked by its group file in `conf/stage/`.
 
-Fields named `policy`, `critic`, `data` and `baseline` hold the names of the earlier stages whose results it reads. What is out of
-range is refused here; what would do nothing beside the other settings, in `effects`.
+Fields named `policy`, `critic`, `data`, `baseline`, `of` and `against` hold the names of the earlier stages whose results it reads.
+What is out of range is refused here; what would do nothing beside the other settings, in `effects`.
 """
 
 from dataclasses import dataclass, field
@@ -347,6 +347,29 @@ class GrpoConfig(StageConfig):
             raise ConfigError("dr_grpo has no division by the standard deviation", "grpo.normalise", "set normalise=false")
 
 
+@dataclass(slots=True, kw_only=True)
+class AnalyseConfig(StageConfig):
+    """A judge on the errors of an evaluation's runs. The policy of the stage is the judge, unless its role has another model."""
+
+    kind: str = "analyse"
+    of: str = MISSING  # an evaluate stage
+    against: str = ""  # an evaluate stage to compare it with
+    temperature: float = 0.0
+    max_tokens: int = 1024  # of one answer
+    rounds: int = 2  # an answer at fault is asked for again so often
+    prompt_tokens: int = 0  # of the first question, by the policy's tokenizer; 0: what its context has room for
+    text_chars: int = 2000  # of a command or an observation: its two ends; fewer where the turns would not fit
+    concurrency: int = 8  # runs at once
+
+    def __post_init__(self) -> None:
+        at_least("analyse", 1, max_tokens=self.max_tokens, concurrency=self.concurrency, text_chars=self.text_chars)
+        at_least("analyse", 0, rounds=self.rounds, prompt_tokens=self.prompt_tokens, temperature=self.temperature)
+
+    def room(self, max_model_len: int) -> int:
+        """Tokens of the first question. A second one also holds the first answer, and a sentence."""
+        return self.prompt_tokens or max_model_len - 2 * self.max_tokens - 64
+
+
 STAGES: dict[str, type[StageConfig]] = {
     "evaluate": EvaluateConfig,
     "rsr": RsrConfig,
@@ -356,6 +379,7 @@ STAGES: dict[str, type[StageConfig]] = {
     "collect_recovery": CollectRecoveryConfig,
     "reterm": RetermConfig,
     "grpo": GrpoConfig,
+    "analyse": AnalyseConfig,
 }
 
 # What each kind of stage leaves behind for later ones.
@@ -368,6 +392,7 @@ WRITES: dict[str, frozenset[str]] = {
     "collect_recovery": frozenset({"data"}),
     "reterm": frozenset({"policy"}),
     "grpo": frozenset({"policy"}),
+    "analyse": frozenset({"errors"}),
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
@@ -379,5 +404,6 @@ USES: dict[str, tuple[str, ...]] = {
     "collect_recovery": ("train",),
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
+    "analyse": (),
 }
-READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}
+READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "of": "scores", "against": "scores"}

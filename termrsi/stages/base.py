@@ -90,6 +90,7 @@ class Context:
     checks: dict[str, TaskChecks]
     chat: ChatFormat
     generator: Generator
+    writer: Callable[[str], Writer]  # the model of a role: "judge"
     rollouts: Rollouts
     policy: Policy
     critic: Critic | None

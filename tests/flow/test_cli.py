@@ -235,3 +235,36 @@ def test_nothing_is_taken_from_another_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "nothing more" in done.stderr
     assert "stage rpr_2 (rpr)" in done.stderr
+
+
+def test_error_analysis_is_added_by_overrides_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pipeline = "pipeline=[base_eval,recovery,sft,reterm,final_eval,errors]"
+    stage = ("+stage@stages.errors=dry/analyse", "stages.errors.of=final_eval", "stages.errors.against=base_eval")
+    arguments = ("experiment=reterm", "scale=dry", f"run_dir={run}", pipeline, *stage)
+    done = _run(*arguments)
+    assert done.returncode == 0, done.stderr
+    folder = run / "stages" / "errors"
+    found = json.loads((folder / "errors.json").read_text())
+    assert (found["of"]["judged"], found["against"]["judged"]) == (12, 12)
+    table = _run("report", "errors", str(run), "stage=errors")
+    assert table.returncode == 0, table.stderr
+    assert "Errors of final_eval: 12 runs judged" in table.stdout
+    assert "final_eval less base_eval, paired by task" in table.stdout
+    assert "errors less errors" in _run("report", "errors", str(run), "stage=errors", "against=errors").stdout
+    for words in ((), ("stage=sft",), ("stage=errors", "of=sft"), ("errors",)):
+        refused = _run("report", "errors", str(run), *words)
+        assert (refused.returncode, "analyse" in refused.stderr) == (2, True)
+    # Killed half-way through the fifth line: the first four stay as they are, and nothing is set aside.
+    whole = (folder / "judgements.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "manifest.json").unlink()
+    (folder / "judgements.jsonl").write_bytes(b"".join(whole[:4]) + whole[4][:50])
+    assert _run(*arguments).returncode == 0
+    again = (folder / "judgements.jsonl").read_bytes().splitlines(keepends=True)
+    assert again[:4] == whole[:4]
+    assert sorted(again) == sorted(whole)
+    assert not list((run / "stages").glob("errors.stopped-*"))
+    # Asked otherwise, it begins anew.
+    (folder / "manifest.json").unlink()
+    assert _run(*arguments, "stages.errors.rounds=1").returncode == 0
+    assert len(list((run / "stages").glob("errors.stopped-*"))) == 1

@@ -120,3 +120,43 @@ def test_sign_test() -> None:
     assert p(up, up, down, down) == 1.0
     with pytest.raises(ValueError, match="must be the same"):
         metrics.sign_test([[1]], [])
+
+
+def test_ratio_interval() -> None:
+    assert metrics.ratio_interval([]) is None
+    assert metrics.ratio_interval([(0, 0), (0, 0)]) is None
+    assert metrics.ratio_interval([(1, 1)] * 8 + [(0, 1)] * 2 + [(0, 0)] * 5) == metrics.wilson_interval(8, 10)
+    assert metrics.ratio_interval([(3, 3), (2, 2)]) == metrics.wilson_interval(2, 2)  # by tasks, not by attempts
+    assert metrics.ratio_interval([(0, 3), (0, 2), (0, 0)]) == metrics.wilson_interval(0, 2)
+    assert metrics.ratio_interval([(1, 2)]) == metrics.Interval(0.5, 0.0, 1.0)
+    # Pooled: 1 of 4 and 2 of 2 are 3 of 6; resamples are of 1/4, 1 and 1/2.
+    assert metrics.ratio_interval([(1, 4), (2, 2)]) == metrics.Interval(0.5, 0.25, 1.0)
+    many = metrics.ratio_interval([(i % 3, 2) for i in range(300)], seed=1)
+    assert many is not None
+    half = 1.96 * math.sqrt(2 / 3) / 2 / math.sqrt(300)  # standard deviation of 0, 1/2, 1
+    assert (many.low, many.high) == (pytest.approx(0.5 - half, abs=0.01), pytest.approx(0.5 + half, abs=0.01))
+
+
+def test_ratio_difference_interval() -> None:
+    assert metrics.ratio_difference_interval([(0, 0)], [(1, 1)]) is None
+    assert metrics.ratio_difference_interval([], []) is None
+    before = [(i % 2 * 2, 2) for i in range(100)]
+    after = [(i % 2 + (i % 4 > 0), 2) for i in range(100)]  # 0 2 0 2 -> 0 2 1 2 per 2: a quarter rises by a half
+    paired = metrics.ratio_difference_interval(before, after)
+    apart = metrics.ratio_difference_interval(before, after, paired=False)
+    assert paired is not None
+    assert apart is not None
+    assert paired.estimate == apart.estimate == pytest.approx(0.125)
+    half = 1.96 * math.sqrt(0.25 / 4 - 0.125**2) / 10
+    assert (paired.low, paired.high) == (pytest.approx(0.125 - half, abs=0.01), pytest.approx(0.125 + half, abs=0.01))
+    assert apart.high - apart.low > 2 * (paired.high - paired.low)
+    with pytest.raises(ValueError, match="the same"):
+        metrics.ratio_difference_interval([(1, 1)], [])
+    # Nothing varies: 0 of 10 on both sides, Wilson's upper bound 0.2775.
+    none = metrics.ratio_difference_interval([(0, 1)] * 10, [(0, 1)] * 10)
+    assert none is not None
+    assert (none.estimate, none.low, none.high) == (0.0, pytest.approx(-0.2775, abs=1e-4), pytest.approx(0.2775, abs=1e-4))
+    full = metrics.ratio_difference_interval([(0, 1)] * 10, [(1, 1)] * 10)
+    assert full is not None
+    assert (full.estimate, full.high) == (1.0, 1.0)
+    assert full.low == pytest.approx(1 - math.hypot(0.2775, 0.2775), abs=1e-4)

@@ -302,3 +302,19 @@ def test_loading_a_configuration_brings_no_torch_no_vllm_and_no_ray() -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == ""
+
+
+def test_error_analysis_reads_evaluations_and_leaves_room_for_its_answers() -> None:
+    base = (
+        "experiment=reterm",
+        "pipeline=[base_eval,recovery,sft,reterm,final_eval,errors]",
+        "+stage@stages.errors=laptop/analyse",
+    )
+    stage = load((*base, "stages.errors.of=final_eval")).stages["errors"]
+    assert isinstance(stage, stages.AnalyseConfig)
+    assert (stage.of, stage.against, stage.room(2048)) == ("final_eval", "", 2048 - 2 * stage.max_tokens - 64)
+    assert "stages.errors.of has no value" in str(refusal(*base))
+    assert "valid: base_eval, final_eval" in str(refusal(*base, "stages.errors.of=sft"))
+    assert "valid: base_eval, final_eval" in str(refusal(*base, "stages.errors.of=final_eval", "stages.errors.against=x"))
+    assert "leave no room" in str(refusal(*base, "stages.errors.of=final_eval", "stages.errors.max_tokens=1000"))
+    load((*base, "stages.errors.of=final_eval", "stages.errors.max_tokens=1000", "stages.errors.prompt_tokens=8000"))
