@@ -30,10 +30,6 @@ class RecordingRunner(Runner):
             yield result
 
 
-async def no_figures() -> dict[str, float]:
-    return {}
-
-
 @dataclass
 class Bench:
     """The fakes of one run, a directory, and what the stages logged."""
@@ -78,7 +74,6 @@ class Bench:
             progress=Progress(),
             sync=self.sync,
             writer=lambda role: PolicyWriter(made.generator, made.chat),
-            busy=no_figures,
         )
 
     def logged(self, key: str) -> list[float]:

@@ -75,6 +75,10 @@ class Splits:
         return {"train": self.train, "validation": self.validation, "heldout": self.heldout}[name]
 
 
+async def nobody_counts() -> dict[str, float]:
+    return {}
+
+
 @dataclass(slots=True)
 class Context:
     """The ports and settings of one stage. `inputs` holds the directories and files of the earlier stages it reads.
@@ -103,7 +107,7 @@ class Context:
     progress: Progress
     sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
     writer: Callable[[str], Writer]  # the model that plays a role: planner, critic, judge, ...
-    busy: Callable[[], Awaitable[dict[str, float]]]  # seconds that each kind of actor has been at work since its start
+    busy: Callable[[], Awaitable[dict[str, float]]] = nobody_counts  # seconds of work of each kind of actor since its start
     finished: FinishedRollouts | None = None
     costs: Costs = field(default_factory=Costs)
     started_s: float = field(default_factory=time.monotonic)
