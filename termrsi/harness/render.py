@@ -8,9 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 from termrsi.harness.actions import THINK
+from termrsi.harness.read_back import Reader
 from termrsi.records import Chunk, Message, Routing
 
 Case = Literal["strict", "normalized", "retokenized", "split"]
@@ -96,6 +98,29 @@ class ChatFormat:
             messages = [Message("user", text)]
         ids = self._encode_messages([*before, *messages], _MARK)
         return ids if ended else [self.end_of_turn, *ids]
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Learnt when it is first needed: some twenty conversations are rendered."""
+        return Reader(self.tokenizer, self.end_of_turn)
+
+    def messages_of(self, ids: Sequence[int]) -> list[Message]:
+        """What `prompt`, replies and `bridge` were made of; of a prompt alone, without the turn that it opens.
+
+        The template's words are told from the same words in a message by their ids. Roles that a template writes alike are read
+        as the user; a last reply may be cut off. Raises ConfigError if the ids do not parse, or do in two ways (where the
+        template opens turns by plain text, and a message holds it).
+        """
+        return [one.message for one in self.reader.read(ids)]
+
+    def answer(self, begun: Sequence[int], text: str) -> tuple[list[int], list[int]]:
+        """What stands before a reply, and its own ids without an end of turn: as a sampler would have said `text`.
+
+        `begun`: a prompt, or one and what followed. A reply that shows no reasoning stands where a history has it.
+        """
+        if self._opener and text.startswith(self._opener):
+            return list(begun), self.plain(text[len(self._opener) :])
+        return self.unopened(begun), self.plain(self.reader.lead + text)
 
     def _encode_messages(self, messages: Sequence[Message], after: str, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The template's text after the mark `after` and its end of turn, encoded; what stands inside a message is only text.
