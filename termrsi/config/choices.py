@@ -2,6 +2,16 @@
 
 import enum
 
+# What models are asked to play beside the policy. Each is the policy too, unless a model is configured for it.
+ROLES = (
+    "solver",  # plays the episodes whose successes are rewritten
+    "planner",  # writes runbooks
+    "critic",  # refuses runbooks that give a test or a secret away
+    "teacher",  # goes on where the policy failed
+    "judge",  # reads what others did
+    "author",  # writes tasks
+)
+
 
 class Credit(enum.StrEnum):
     tb = "tb"

@@ -388,4 +388,15 @@ USES: dict[str, tuple[str, ...]] = {
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
 }
+# The roles of models (`choices.ROLES`) that each kind of stage has.
+PLAYS: dict[str, tuple[str, ...]] = {
+    "evaluate": (),
+    "rsr": ("solver", "planner", "critic"),
+    "sft": (),
+    "warmup_critic": (),
+    "rpr": (),
+    "collect_recovery": ("teacher",),
+    "reterm": (),
+    "grpo": (),
+}
 READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}
