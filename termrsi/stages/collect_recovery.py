@@ -1,7 +1,8 @@
 """ReTerm data (arXiv 2610.18484, sections on data and filters): failures of the policy, continued from the failure state.
 
-The teacher is the policy with a workflow prompt and worked examples that are used only here, and without a word from the verifier;
-with an assisting `teacher_harness` it sees the examples as turns, on the failed machine, without the failed history.
+The teacher is the policy, unless a model is configured for the role, with a workflow prompt and worked examples that are used only
+here, and without a word from the verifier; with an assisting `teacher_harness` it sees the examples as turns, on the failed
+machine, without the failed history.
 Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens. Of the paper's four
 filters two need no model and run here: verifier and format; the judged ones (compliance, efficiency) do not run in this version,
 and the counts say so.
@@ -64,6 +65,7 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
             sampling=ctx.sampling(config.teacher_temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,
+            model=ctx.player("teacher"),
             prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else WORKFLOW_PROMPT,
         )
     ]
