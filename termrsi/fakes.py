@@ -13,7 +13,7 @@ import math
 import posixpath
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +21,10 @@ from typing import NamedTuple
 from termrsi.config.choices import TO_SAMPLER
 from termrsi.errors import CheckpointError, ConfigError, EngineError, SandboxError, SandboxSpoiled, VerifierError, WeightsError
 from termrsi.harness import parse, variants
+from termrsi.harness.chat_generator import ChatGenerator
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
-from termrsi.ports import Sandbox
+from termrsi.ports import Sandbox, Writer
 from termrsi.queues.recovery import RecoveryQueue
 from termrsi.queues.store import GroupStore
 from termrsi.records import (
@@ -751,15 +752,16 @@ class FakeParts:
         return fake_scan(task, text)
 
 
-def dry_parts(seed: int = 0) -> FakeParts:
-    """All of them, joined: the runner is the real one."""
+def dry_parts(seed: int = 0, writers: Mapping[str, Writer] | None = None) -> FakeParts:
+    """All of them, joined: the runner is the real one. `writers`: models of roles that may play episodes."""
     pool, verifier, generator, chat = FakePool(), FakeVerifier(), FakeGenerator(seed), ChatFormat(FakeTokenizer())
     tasks = dry_tasks()
+    players = {role: ChatGenerator(writer, chat) for role, writer in (writers or {}).items()}
     return FakeParts(
         pool=pool,
         verifier=verifier,
         generator=generator,
-        rollouts=Runner(pool, verifier, generator, chat),
+        rollouts=Runner(pool, verifier, generator, chat, players=players),
         policy=FakePolicy(),
         critic=FakeCritic(),
         queue=FakeRecoveryStore(),

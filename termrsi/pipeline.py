@@ -20,7 +20,7 @@ from typing import Any
 from termrsi import setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import Config
-from termrsi.config.stages import READS, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
+from termrsi.config.stages import PLAYS, READS, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy
@@ -33,7 +33,6 @@ from termrsi.setup import Parts
 from termrsi.stages import analyse, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Costs, StageResult
 from termrsi.stages.finished import FinishedRollouts
-from termrsi.stages.roles import PolicyWriter
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
     "evaluate": evaluate.run,
@@ -180,13 +179,16 @@ class Pipeline:
     def _fingerprint(self, name: str) -> str:
         """Of what a stage is asked to do, the stages that it reads included: its settings, tasks, sampling, limits, model, seed.
 
-        Not of how the machine does it (`sandbox`, `cluster`, the model's arithmetic and engine), nor of the code.
+        Not of how the machine does it (`sandbox`, `cluster`, the model's arithmetic and engine, where the
+        endpoint of a role is and what it takes), nor of the code.
         """
         c = self._config
         read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
         what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
         if c.stages[name].kind in WITH_CRITIC:
             what.append({"critic_layers": c.model.critic_layers})
+        if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:
+            what.append({role: [m.model, m.continues, m.extra] for role, m in roles.items()})
         what.append({source: self._fingerprint(source) for source in sorted(read)})
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
@@ -235,7 +237,7 @@ class Pipeline:
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
             sync=lambda: _sync(parts),
-            writer=lambda role: PolicyWriter(parts.generator, parts.chat),
+            writer=parts.writer,
             busy=parts.busy,
             finished=FinishedRollouts(out / "rollouts.jsonl") if config.kind in RESUMES else None,
         )

@@ -101,7 +101,7 @@ class Verifier(Protocol):
 
 
 class Generator(Protocol):
-    """Token ids in, token ids and log-probabilities out."""
+    """Token ids in, token ids and log-probabilities out; those of models that speak text are not known (`Completion`)."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion: ...
 

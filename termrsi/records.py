@@ -150,7 +150,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the sampler returned: exact ids (end-of-turn token included), their log-probabilities, weights versions seen."""
+    """What the sampler returned: exact ids (end-of-turn token included), their log-probabilities, weights versions seen.
+
+    Of a model that speaks text the ids are that text's, and no log-probability is known: `logprobs` is then ().
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -159,6 +162,8 @@ class Completion:
     version_high: int = 0
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
     routing: Routing | None = None  # of prompt and completion but its last token, which no layer has seen
+    model: str = ""  # as its endpoint calls it; "": the policy
+    cost: float = 0.0  # in the currency of the configured prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,7 @@ class Writing:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0  # in the currency of the configured prices
+    model: str = ""  # as its endpoint calls it; "": the policy
     cut: bool = False  # a length limit ended it
 
 
@@ -197,7 +203,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of append-only tokens. `mask` is 1 exactly on sampled ids; `logprobs` has one entry per 1, in order.
+    """A run of append-only tokens. `mask` is 1 exactly on sampled ids; `logprobs` has one entry per 1, in order,
+    or none at all where they are not known.
 
     `turn_ids[i]` is the index of the generation call that token i belongs to (prompt: 0; an observation: the call before it).
     """
@@ -249,6 +256,7 @@ class EpisodeSpec:
     recovery: RecoveryPoint | None = None
     recovery_prompt: str = ""
     keep_snapshot: bool = False
+    model: str = ""  # the role (`config.choices.ROLES`) that plays it; "": the policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +284,8 @@ class Rollout:
     step: str = ""  # of a task of several: the last that was begun
     step_starts: tuple[int, ...] = ()  # the index of the first chunk of each of its steps that was begun
     cases: dict[str, int] = field(default_factory=dict)  # how each later prompt matched what was recorded (`render.Case`)
+    model: str = ""  # that played it, as its endpoint calls it; "": the policy
+    cost: float = 0.0  # of its calls, in the currency of the configured prices
 
     @property
     def step_chunk(self) -> int:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +18,11 @@ from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
 from termrsi.places import cache_dir
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
 from termrsi.records import TaskSpec
 from termrsi.reward.checks import TaskChecks, measure, solution
 from termrsi.stages.base import Splits
+from termrsi.stages.roles import PolicyWriter
 
 Say = Callable[[str], None]
 
@@ -28,7 +30,7 @@ NOTES = 20  # told at the start of a run
 
 
 async def preflight(config: Config, run_dir: Path) -> None:
-    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no disk, no namespaces."""
+    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no disk, no namespaces."""
     for name, stage in config.stages.items():
         named = [
             getattr(stage, "harness", None),
@@ -45,6 +47,12 @@ async def preflight(config: Config, run_dir: Path) -> None:
                     f"stages.{name}.{key}",
                     "valid: one without checks",
                 )
+    if any(c.key_env for c in config.roles.values()):
+        from termrsi.interop.chat_endpoint import key_of
+
+        for role, c in config.roles.items():
+            if c.key_env:
+                key_of(c.key_env, f"roles.{role}.key_env")
     for place in (run_dir, cache_dir()):
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -100,6 +108,10 @@ class Parts(Protocol):
     @property
     def scan(self) -> Scan: ...
 
+    def writer(self, role: str) -> Writer:
+        """The model that plays a role: one that is configured for it, or the policy."""
+        ...
+
     async def start(self, on_connected: Callable[[], None]) -> None: ...
 
     async def open_critic(self) -> Critic: ...
@@ -127,14 +139,19 @@ class DryParts:
 
     def __init__(self, config: Config) -> None:
         from termrsi import fakes
+        from termrsi.interop.chat_endpoint import open_writers
 
-        made = fakes.dry_parts(config.seed)
+        self._writers = open_writers(config.roles)
+        made = fakes.dry_parts(config.seed, self._writers)
         self.model = made.model
         self.tasks = Splits(list(made.tasks.train), list(made.tasks.validation), list(made.tasks.heldout))
         self.checks, self.chat, self.scan = made.checks, made.chat, made.scan
         self.generator, self.rollouts, self.policy, self.queue = made.generator, made.rollouts, made.policy, made.queue
         self.groups = made.groups
         self._critic = made.critic
+
+    def writer(self, role: str) -> Writer:
+        return self._writers.get(role) or PolicyWriter(self.generator, self.chat)
 
     async def start(self, on_connected: Callable[[], None]) -> None:
         on_connected()
@@ -154,7 +171,9 @@ class DryParts:
     async def busy(self) -> dict[str, float]:
         return {}
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        for writer in self._writers.values():
+            await writer.close()
 
 
 @dataclass
@@ -170,6 +189,7 @@ class RealParts:
     def __post_init__(self) -> None:
         from termrsi.actors import generator
         from termrsi.actors.cluster import Cluster
+        from termrsi.interop.chat_endpoint import key_of, open_writers
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
         from termrsi.sandbox import layers, reap
@@ -181,7 +201,11 @@ class RealParts:
         state = layers.state_dir(None)
         for name in [*reap.everything(state, docker=config.sandbox.backend == "docker", cache_dir=cache), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
-        self._cluster = Cluster(config, self.model, cache, state)
+        keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
+        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys)
+
+    def writer(self, role: str) -> Writer:
+        return self._cluster.writers.get(role) or PolicyWriter(self.generator, self.chat)
 
     async def start(self, on_connected: Callable[[], None]) -> None:
         from transformers import AutoTokenizer

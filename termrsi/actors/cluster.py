@@ -1,14 +1,14 @@
 """Starts Ray and the actors of a run, hands out their ports, and shuts everything down in order.
 
-Order of the end: rollout workers (no new commands), sandboxes (their processes and mounts), generator, model hosts, Ray. Each step
-is bounded, and one that fails does not stop the next.
+Order of the end: rollout workers (no new commands), models behind endpoints, sandboxes (their processes and mounts), generator,
+model hosts, Ray. Each step is bounded, and one that fails does not stop the next.
 """
 
 import asyncio
 import logging
 import os
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPo
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
 
@@ -29,10 +30,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cluster:
-    """The actors of one run. `connect`, then `start`, before anything else; `close` is safe at any time and may be called twice."""
+    """The actors of one run. `connect`, then `start`, before anything else; `close` is safe at any time and may be called twice.
 
-    def __init__(self, config: Config, model: str, cache_dir: Path, state_dir: Path) -> None:
+    `make_writers`, `keys`: the models behind endpoints and what they take from the environment, see `actors.writers`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: str,
+        cache_dir: Path,
+        state_dir: Path,
+        make_writers: Callable[[], Mapping[str, Closing]],
+        keys: Mapping[str, str],
+    ) -> None:
         self._config = config
+        self._make_writers = make_writers
+        self._keys = keys
         self._model = model
         self._cache_dir = cache_dir
         self._state_dir = state_dir
@@ -44,6 +58,7 @@ class Cluster:
         self._reference: Any = None
         self._queue: Any = None
         self._buffer: Any = None
+        self._writers: Any = None
         self._workers: list[Any] = []
 
     async def start(self) -> None:
@@ -83,14 +98,16 @@ class Cluster:
         self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(self._model, config.model)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
+        if config.roles:
+            self._writers = WritersActor.options(num_cpus=0.1, **heavy).remote(self._make_writers, self._keys)
         self._workers = [
             RolloutActor.options(num_cpus=0.1, **heavy).remote(
-                self._model, self._sandboxes, [self._generator], config.cluster.episode_retries
+                self._model, self._sandboxes, [self._generator], config.cluster.episode_retries, self.writers
             )
             for _ in range(config.cluster.rollout_workers)
         ]
         actors = [self._sandboxes, self._generator, self._policy, self._queue, self._buffer, *self._workers]
-        await self._ready(actors)
+        await self._ready(actors if self._writers is None else [*actors, self._writers])
 
     def connect(self) -> None:
         """Start or join Ray. Raises ConfigError if it cannot be reached."""
@@ -153,6 +170,11 @@ class Cluster:
     def rollouts(self) -> RayRollouts:
         return RayRollouts(self._workers, self.pool, self._config.sandbox.concurrency)
 
+    @property
+    def writers(self) -> dict[str, RayWriter]:
+        """By role; those that are not there are the policy's."""
+        return {role: RayWriter(self._writers, role) for role in self._config.roles}
+
     async def open_critic(self) -> RayCritic:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
@@ -190,12 +212,15 @@ class Cluster:
         for worker in self._workers:
             _kill(worker)
         self._workers = []
+        await _bounded("endpoints", self._writers and self._writers.close.remote())
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
         await _bounded("generator", self._generator and self._generator.close.remote())
-        for actor in (self._sandboxes, self._generator, self._policy, self._critic, self._reference, self._queue, self._buffer):
+        others = (self._policy, self._critic, self._reference, self._queue, self._buffer, self._writers)
+        for actor in (self._sandboxes, self._generator, *others):
             if actor is not None:
                 _kill(actor)
         self._sandboxes = self._generator = self._policy = self._critic = self._reference = self._queue = self._buffer = None
+        self._writers = None
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False

@@ -7,7 +7,7 @@ died is a machine fault: its episodes run again on another, the last one's death
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,8 +16,10 @@ from ray.exceptions import RayActorError
 from termrsi.actors.generator import RayGenerator
 from termrsi.actors.sandboxes import RemotePool
 from termrsi.errors import EngineError, SandboxError
+from termrsi.harness.chat_generator import ChatGenerator
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner, as_finished
+from termrsi.ports import Writer
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
 
 
@@ -25,14 +27,19 @@ from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
 class RolloutActor:
     """Waits for its episodes' sandboxes and completions; each `run_one` ends with its episode."""
 
-    def __init__(self, tokenizer: str, sandboxes: Any, generators: Sequence[Any], retries: int) -> None:  # Any: actor handles
+    def __init__(
+        self,
+        tokenizer: str,
+        sandboxes: Any,  # Any: actor handles, here and below
+        generators: Sequence[Any],
+        retries: int,
+        writers: Mapping[str, Writer],
+    ) -> None:
         from transformers import AutoTokenizer
 
-        pool = RemotePool(sandboxes)
-        self._runners = [
-            Runner(pool, pool, RayGenerator(g), ChatFormat(AutoTokenizer.from_pretrained(tokenizer)), retries=retries)
-            for g in generators
-        ]
+        pool, chat = RemotePool(sandboxes), ChatFormat(AutoTokenizer.from_pretrained(tokenizer))
+        players = {role: ChatGenerator(writer, chat) for role, writer in writers.items()}
+        self._runners = [Runner(pool, pool, RayGenerator(g), chat, retries=retries, players=players) for g in generators]
 
     async def ready(self) -> bool:
         return True

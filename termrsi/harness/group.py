@@ -28,8 +28,9 @@ def task_group(
     seed: int,
     guidance: str = "",
     keep_snapshot: bool = False,
+    model: str = "",
 ) -> list[EpisodeSpec]:
-    """`size` rollouts of one task from its initial state. `label` makes the ids unique in the run."""
+    """`size` rollouts of one task from its initial state. `label` makes the ids unique in the run. `model`: see EpisodeSpec."""
     group_id = f"{label}/{task.id}"
     return [
         EpisodeSpec(
@@ -41,6 +42,7 @@ def task_group(
             limits=limits,
             guidance=guidance,
             keep_snapshot=keep_snapshot,
+            model=model,
         )
         for i in range(size)
     ]
@@ -57,6 +59,7 @@ def recovery_group(
     seed: int,
     prompt: str = RECOVERY_PROMPT,
     keep_snapshot: bool = False,
+    model: str = "",
 ) -> list[EpisodeSpec]:
     """`size` rollouts from one failure state; the turn budget is fresh, the context must hold the failed history too."""
     group_id = f"{label}/{point.id}"
@@ -72,6 +75,7 @@ def recovery_group(
             recovery=point,
             recovery_prompt=text,
             keep_snapshot=keep_snapshot,
+            model=model,
         )
         for i in range(size)
     ]

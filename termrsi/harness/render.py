@@ -159,7 +159,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 class Transcript:
     """Append-only tokens of one trial: `.ids .mask .turn_ids .logprobs` of the current chunk, `.chunks` all of them.
 
-    The mask is 1 exactly on the ids that the sampler returned; `.logprobs` has one entry per 1. `.cases` counts how each
+    The mask is 1 exactly on the ids that the sampler returned; `.logprobs` has one entry per 1, or none. `.cases` counts how each
     next prompt matched what was recorded. `.routing`: of the tokens before the last sampled one, where the sampler says it.
     """
 
@@ -178,6 +178,7 @@ class Transcript:
         self.mask: list[int] = []
         self.turn_ids: list[int] = []
         self.logprobs: list[float] = []
+        self._known: bool | None = None  # whether log-probabilities are; None: nothing was sampled yet
         self.routing: Routing | None = None
 
     def prompt(self, ids: Sequence[int]) -> None:
@@ -187,9 +188,15 @@ class Transcript:
         self._context(ids)
 
     def sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """What the sampler returned for the present prompt. Raises ValueError if the lengths differ."""
-        if len(ids) != len(logprobs):
+        """What the sampler returned for the present prompt; no log-probability at all where they are not known.
+
+        Raises ValueError if the lengths differ, or if they are known of some calls of a chunk and not of others.
+        """
+        if logprobs and len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
+        if ids and self._known not in (None, bool(logprobs)):
+            raise ValueError("log-probabilities of some calls of a chunk, but not of all")
+        self._known = bool(logprobs) if ids else self._known
         self.ids += ids
         self.mask += [1] * len(ids)
         self.turn_ids += [self._turn] * len(ids)

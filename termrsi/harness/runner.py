@@ -7,7 +7,7 @@ point. The verifier of an assisting harness runs on a fork, for the same reason.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
@@ -34,7 +34,10 @@ LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verificat
 
 
 class Runner:
-    """Runs episodes against ports; implements `ports.Rollouts`. `retries`: fresh sandboxes after machine faults."""
+    """Runs episodes against ports; implements `ports.Rollouts`. `retries`: fresh sandboxes after machine faults.
+
+    `players`: the models that play in the policy's stead, by role.
+    """
 
     def __init__(
         self,
@@ -45,10 +48,11 @@ class Runner:
         *,
         retries: int = 2,
         concurrency: int = 16,
+        players: Mapping[str, Generator] | None = None,
     ) -> None:
         self._pool = pool
         self._verifier = verifier
-        self._generator = generator
+        self._generators = {"": generator, **(players or {})}
         self._chat = chat
         self._retries = retries
         self._concurrency = concurrency
@@ -136,7 +140,7 @@ class Runner:
                 await fork.close()
 
         in_loop = variants.get(spec.harness).checks_on_done > 0
-        return await Episode(spec, self._generator, sandbox, self._chat, check if in_loop else None).run()
+        return await Episode(spec, self._generators[spec.model], sandbox, self._chat, check if in_loop else None).run()
 
 
 def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:
@@ -161,6 +165,7 @@ def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:
         version_high=max(one.version_high for one in rollouts),
         sandbox_s=sum(one.sandbox_s for one in rollouts),
         wall_s=sum(one.wall_s for one in rollouts),
+        cost=sum(one.cost for one in rollouts),
         step=task.steps[len(parts) - 1].name,
         step_starts=tuple(accumulate((len(one.chunks) for one in rollouts[:-1]), initial=0)),
         cases=dict(sum((Counter(one.cases) for one in rollouts), Counter())),

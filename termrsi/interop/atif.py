@@ -7,6 +7,7 @@ part of the first prompt, and not a step.
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def dump(path: Path, document: object) -> None:
 
 
 def tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[list[int], list[int], list[float]]]:
-    """(prompt ids, completion ids, log-probabilities) of each call of the sampler, in order."""
+    """(prompt ids, completion ids, log-probabilities; [] where they are not known) of each call of the sampler, in order."""
     for chunk in chunks:
         logprobs = iter(chunk.logprobs)
         at = 0
@@ -75,7 +76,7 @@ def tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[list[int], list[int], list
             end = at
             while end < len(chunk.ids) and chunk.mask[end] and chunk.turn_ids[end] == chunk.turn_ids[at]:
                 end += 1
-            yield list(chunk.ids[:at]), list(chunk.ids[at:end]), [next(logprobs) for _ in range(at, end)]
+            yield list(chunk.ids[:at]), list(chunk.ids[at:end]), [*islice(logprobs, end - at)]
             at = end
 
 
@@ -96,16 +97,16 @@ def _calls(turn: Turn, variant: Variant) -> list[Json]:
 
 def _step(number: int, turn: Turn, call: tuple[list[int], list[int], list[float]], model: str, variant: Variant) -> Json:
     prompt_ids, completion_ids, logprobs = call
+    metrics: Json = {
+        "prompt_tokens": len(prompt_ids),
+        "completion_tokens": len(completion_ids),
+        "prompt_token_ids": prompt_ids,
+        "completion_token_ids": completion_ids,
+    }
     step: Json = {
         "source": "agent",
         "message": turn.text,
-        "metrics": {
-            "prompt_tokens": len(prompt_ids),
-            "completion_tokens": len(completion_ids),
-            "prompt_token_ids": prompt_ids,
-            "completion_token_ids": completion_ids,
-            "logprobs": logprobs,
-        },
+        "metrics": metrics | ({"logprobs": logprobs} if logprobs else {}),
         "llm_call_count": 1,
         "extra": {"generate_s": turn.generate_s, "command_s": turn.command_s},
     }

@@ -63,7 +63,11 @@ class RecordedRollouts:
 
 
 def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> tuple[Path, Json]:
-    """One trial directory, and its result. `result.json` comes last: a directory without one is half-written."""
+    """One trial directory, and its result. `result.json` comes last: a directory without one is half-written.
+
+    `model`: the policy. Of an episode that another model played, that one's name; of a dropped one, its role.
+    """
+    model = (result.rollout.model if isinstance(result, ScoredRollout) else spec.model) or model
     trial = directory / _name(spec)
     config = _config(spec, trial, model)
     trial.mkdir(parents=True, exist_ok=True)
@@ -174,7 +178,7 @@ def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Pa
         "agent_info": {
             "name": f"termrsi-{spec.harness}",
             "version": __version__,
-            "model_info": {"name": model, "provider": "termrsi"} if model else None,
+            "model_info": {"name": model, "provider": "endpoint" if spec.model else "termrsi"} if model else None,
         },
         "finished_at": end.isoformat(),
         "verifier_environment_mode": None if spec.task.steps else verifier_mode(spec.task.path),
@@ -206,13 +210,12 @@ def _result(spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, trial: Pa
 def _details(rollout: Rollout) -> list[Json]:
     """One segment: every call with its whole prompt."""
     calls = list(atif.tokens(rollout.chunks))
-    return [
-        {
-            "prompt_token_ids": [prompt for prompt, _, _ in calls],
-            "completion_token_ids": [ids for _, ids, _ in calls],
-            "logprobs": [logprobs for _, _, logprobs in calls],
-        }
-    ]
+    segment: Json = {
+        "prompt_token_ids": [prompt for prompt, _, _ in calls],
+        "completion_token_ids": [ids for _, ids, _ in calls],
+    }
+    known = all(logprobs for _, _, logprobs in calls)
+    return [segment | ({"logprobs": [logprobs for _, _, logprobs in calls]} if known else {})]
 
 
 def _exception(result: DroppedRollout, when: datetime) -> Json:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 COLUMNS = ("stage", "kind", "result", "verdict", "episodes", "tokens out", "tokens trained", "sandbox s", "wall s")
+COST = "cost"  # of models behind endpoints: a column where there is any
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,13 @@ def read(run_dir: Path) -> list[Entry]:
     return [Entry(**m["entry"]) for m in manifests]
 
 
+def columns(entries: Sequence[Entry]) -> tuple[str, ...]:
+    return (*COLUMNS, COST) if _paid(entries) else COLUMNS
+
+
 def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """Table rows, one per stage, in the order of COLUMNS."""
+    """Table rows, one per stage, in the order of `columns`."""
+    paid = _paid(entries)
     return [
         (
             e.stage,
@@ -40,6 +46,7 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
             f"{e.costs.get('trained_tokens', 0):.0f}",
             f"{e.costs.get('sandbox_s', 0):.0f}",
             f"{e.costs.get('wall_s', 0):.0f}",
+            *([f"{e.costs.get('cost', 0):.4g}"] if paid else []),
         )
         for e in entries
     ]
@@ -65,7 +72,7 @@ def result(entry: Entry) -> str:
 def write(run_dir: Path, entries: Sequence[Entry]) -> None:
     """`ledger.json` and `ledger.md`."""
     (run_dir / "ledger.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n")
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines = ["| " + " | ".join(columns(entries)) + " |", "|" + " --- |" * len(columns(entries))]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(entries)]
     (run_dir / "ledger.md").write_text("# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
 
@@ -78,6 +85,10 @@ def at_work(entry: Entry) -> str:
         return ""
     spent |= {"learner": entry.costs.get("learn_s", 0.0)}
     return ", ".join(f"{part} {100.0 * seconds / wall_s:.0f} %" for part, seconds in spent.items())
+
+
+def _paid(entries: Sequence[Entry]) -> bool:
+    return any(entry.costs.get("cost", 0) for entry in entries)
 
 
 def _counts(entries: Sequence[Entry]) -> str:

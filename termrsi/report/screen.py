@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from termrsi.report.ledger import COLUMNS, Entry, rows
+from termrsi.report.ledger import Entry, columns, rows
 
 
 class _Console(Console):
@@ -56,7 +56,7 @@ class Screen:
 
     def ledger(self, entries: Sequence[Entry]) -> None:
         table = Table(title="Ledger")
-        for column in COLUMNS:
+        for column in columns(entries):
             table.add_column(column, overflow="fold")
         for row in rows(entries):
             table.add_row(*row)

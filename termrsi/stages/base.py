@@ -116,6 +116,10 @@ class Context:
     def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
         return SamplingParams(temperature, top_p, max_tokens or self.config.sampling.max_tokens)
 
+    def player(self, role: str) -> str:
+        """Who plays the episodes of a role (`EpisodeSpec.model`): a model that is configured for it, or the policy."""
+        return role if role in self.config.roles else ""
+
     def limits(self) -> Limits:
         return Limits(**asdict(self.config.limits))
 
@@ -216,6 +220,7 @@ class Context:
         costs.prompt_tokens += rollout.prompt_tokens
         costs.cached_tokens += rollout.cached_tokens
         costs.completion_tokens += rollout.completion_tokens
+        costs.cost += rollout.cost
         costs.sandbox_s += rollout.sandbox_s
         costs.verify_s += result.verdict.duration_s
 

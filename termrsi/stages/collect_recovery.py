@@ -2,13 +2,16 @@
 
 The teacher is the policy, unless another is configured, with a workflow prompt that is used only here, and without a word from the
 verifier; with an assisting `teacher_harness` it sees worked examples as turns, on the failed machine, without the failed history.
-Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens.
+Kept examples pair the failed history (masked), the minimal recovery prompt, and the teacher's own tokens, of what passes the four
+filters (`recovery_filters`).
 
 An item is a task: its first attempts, and all that continues their failures. What they hold of machines ends with the item.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from termrsi import datasets
@@ -16,12 +19,14 @@ from termrsi.config.choices import Workflow
 from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
 from termrsi.harness import variants
-from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, task_group
+from termrsi.harness.group import RECOVERY_PROMPT, fits, recovery_group, seed_of, task_group
 from termrsi.harness.render import ChatFormat, restate
 from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout, TaskSpec
-from termrsi.stages.base import Context, StageResult
+from termrsi.stages import recovery_filters
+from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.journal import Journal, each
 from termrsi.stages.points import is_start, point_of
+from termrsi.stages.recovery_filters import FILTERS, Filtered
 
 # What a capable teacher works by (the paper's four steps, in our words).
 WORKFLOW_PROMPT = (
@@ -50,13 +55,14 @@ SHORT_PROMPT = (
 EXAMPLES_PROMPT = "{instruction}"
 
 PROMPTS = {Workflow.full: WORKFLOW_PROMPT, Workflow.short: SHORT_PROMPT}
-COUNTS = ("attempts", "failures", "too_long", "continuations", "verified", "bad_format", "split_history", "more_than_one", "kept")
+LATER = ("verified", "split_history", "more_than_one", "kept")
+COUNTS = ("attempts", "failures", "too_long", "continuations", *(f"refused_{name}" for name in FILTERS), *LATER)
 
 Recovered = dict[str, Any]  # Any: JSON; what became of one task
 
 
 async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
-    """Writes `data.parquet`; `recovered.jsonl` has the restart points too. Raises StageError if nothing was kept."""
+    """Writes `data.parquet`, `statistics.json`, `recovered.jsonl` with restart points. Raises StageError if nothing was kept."""
     tasks = ctx.tasks.train[: config.tasks or None]
     keys = [task.id for task in tasks]
 
@@ -83,6 +89,8 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
         ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
         if not counts["kept"]:
             raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
+        told = recovery_filters.statistics([Filtered.of_line(line) for _, one in journal.values(keys) for line in one["filtered"]])
+        write_json(ctx.out / "statistics.json", told)
         rows = (datasets.row_of(cells) for _, one in journal.values(keys) for cells in one["rows"])
         datasets.write(ctx.out / "data.parquet", rows)
     summary: dict[str, float | int | str | None] = {
@@ -103,23 +111,34 @@ async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, 
         results = await ctx.episodes(teacher, f"{ctx.name}: recovery", advance=lambda note: None)
     finally:
         await ctx.rollouts.discard([scored.rollout.snapshot for scored in first if scored.rollout.snapshot is not None])
-    samples, counts = keep(ctx.chat, {point.id: point for point in usable}, results)
+    of_id = {point.id: point for point in usable}
+    filtered = await asyncio.gather(*[_filtered(ctx, config, of_id[result.rollout.recovery_id], result) for result in results])
+    samples, counts = keep(ctx.chat, of_id, results, filtered)
     rows = datasets.rows_of(samples, results, made)
     counts |= {"attempts": len(first), "failures": len(points), "too_long": len(points) - len(usable)}
     return {
-        "points": [
-            {
-                "id": p.id,
-                "history_ids": p.history_ids,
-                "num_turns": p.num_turns,
-                "commands": p.commands,
-                "digest": p.snapshot.digest,
-            }
-            for p in usable
-        ],
+        "points": [{"id": p.id, "state": p.snapshot.digest, "history_ids": p.history_ids, "commands": p.commands} for p in usable],
+        "filtered": [one.as_line() for one in filtered],
         "rows": [datasets.cells_of(row) for row in rows],
         "counts": counts,
     }
+
+
+async def _filtered(ctx: Context, config: CollectRecoveryConfig, point: RecoveryPoint, result: ScoredRollout) -> Filtered:
+    """The four filters. Without a judge whatever the rules flag is uncertain."""
+    sampling = ctx.sampling(0.0, max_tokens=config.judge_tokens)
+    found = await recovery_filters.judge(
+        result,
+        point,
+        point.task.instruction,
+        ctx.writer("judge") if config.judge else None,
+        sampling=replace(sampling, seed=seed_of(ctx.config.seed, ctx.name, result.rollout.id)),
+        judge_uncertain=config.judge_uncertain.value,
+    )
+    ctx.costs.prompt_tokens += found.prompt_tokens
+    ctx.costs.completion_tokens += found.completion_tokens
+    ctx.costs.cost += found.cost
+    return found
 
 
 def _attempts(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec) -> list:
@@ -144,23 +163,23 @@ def _continuations(ctx: Context, config: CollectRecoveryConfig, point: RecoveryP
         sampling=ctx.sampling(config.teacher_temperature),
         limits=ctx.limits(),
         seed=ctx.config.seed,
+        model=ctx.player("teacher"),
         prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else PROMPTS[config.workflow],
     )
 
 
 def keep(
-    chat: ChatFormat, points: dict[str, RecoveryPoint], results: Sequence[ScoredRollout]
+    chat: ChatFormat, points: dict[str, RecoveryPoint], results: Sequence[ScoredRollout], filtered: Sequence[Filtered]
 ) -> tuple[list[Sample], dict[str, int]]:
-    """Verified, well-formed continuations, restated under the minimal prompt; the shortest one per restart point."""
-    counts = {"continuations": len(results), "verified": 0, "bad_format": 0, "split_history": 0, "more_than_one": 0, "kept": 0}
+    """Continuations that passed the filters, restated under the minimal prompt; the shortest one per restart point."""
+    counts = {"continuations": len(results)} | {f"refused_{name}": 0 for name in FILTERS} | dict.fromkeys(LATER, 0)
+    refused = {one.rollout_id: one.refused_by for one in filtered}
     samples: dict[str, Sample] = {}
     for result in _shortest_first(results):
         rollout = result.rollout
-        if not result.verdict.strict:
-            continue
-        counts["verified"] += 1
-        if any(turn.format_error for turn in rollout.turns):
-            counts["bad_format"] += 1
+        counts["verified"] += int(result.verdict.strict)
+        if why := refused[rollout.id]:
+            counts[f"refused_{why}"] += 1
         elif len(rollout.chunks) != 1:
             counts["split_history"] += 1
         elif rollout.recovery_id in samples:

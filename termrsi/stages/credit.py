@@ -14,6 +14,7 @@ from termrsi.algo import advantage, metrics
 from termrsi.algo.chunks import ChunkInput, turn_boundary_gae_chunks
 from termrsi.config.choices import Chunks, Credit, LimitEnds, TokenSteps
 from termrsi.config.stages import CreditConfig
+from termrsi.errors import StageError
 from termrsi.ports import Critic
 from termrsi.records import Rollout, Sample, ScoredRollout, StopReason
 from termrsi.stages.base import Rewarder
@@ -47,9 +48,16 @@ def batch_of(scored: Sequence[ScoredRollout], rewarder: Rewarder, temperature: f
 
 
 def samples_of(scored: ScoredRollout, temperature: float) -> list[Sample]:
-    """One sample per chunk, with the sampler's log-probabilities laid on the tokens; `temperature`: the sampler's."""
+    """One sample per chunk, with the sampler's log-probabilities laid on the tokens; `temperature`: the sampler's.
+
+    Raises StageError if they are not known, as of a model behind an endpoint: cross-entropy is all that can be trained on it.
+    """
     made = []
     for chunk in scored.rollout.chunks:
+        if len(chunk.logprobs) != sum(chunk.mask):
+            who = scored.rollout.model or "its sampler"
+            what = f"{who} told no log-probabilities: only cross-entropy can learn from it"
+            raise StageError(what, scored.rollout.id, "valid: sft")
         logprobs = iter(chunk.logprobs)
         on_tokens = tuple(next(logprobs) if m else 0.0 for m in chunk.mask)
         made.append(

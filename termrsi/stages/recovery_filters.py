@@ -75,12 +75,17 @@ class Filtered:
         plain = {name.name: getattr(self, name.name) for name in fields(self)}
         return plain | {"answers": {name: ruling.model_dump() for name, ruling in self.answers}}
 
+    @classmethod
+    def of_line(cls, line: dict[str, Any]) -> "Filtered":  # Any: JSON
+        answers = tuple((name, Ruling.model_validate(ruling)) for name, ruling in line["answers"].items())
+        return cls(**line | {"flags": tuple(line["flags"]), "faults": tuple(line["faults"]), "answers": answers})
+
 
 async def judge(
     scored: ScoredRollout,
     point: RecoveryPoint,
     instruction: str,
-    writer: Writer,
+    writer: Writer | None,
     *,
     sampling: SamplingParams,
     rounds: int = 2,
@@ -89,6 +94,8 @@ async def judge(
     fits: Callable[[Sequence[Message]], bool] = lambda messages: True,
 ) -> Filtered:
     """One continuation from `point` through the four filters. The model is asked once, of all that is flagged, or not at all.
+
+    Without a model what is flagged is uncertain.
 
     `text_chars`: of a command or an observation, as the judge is shown them; fewer where `fits` says that a question is too long.
     """
@@ -102,6 +109,8 @@ async def judge(
     if not reasons:
         return Filtered(*seen, "")
     flags = tuple(reasons)
+    if writer is None:
+        return Filtered(*seen, _refusal(flags, {}, judge_uncertain), flags, faults=("no_judge",))
     text = judging.fitted(
         rollout.turns, chars=text_chars, fits=lambda shown: fits(question(instruction, point.commands, shown, reasons))
     )

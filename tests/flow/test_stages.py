@@ -447,7 +447,12 @@ async def test_recovery_data_continues_failures_and_trains_the_continuation_only
     first = {r["rollout"]["id"]: r for r in lines(ctx.out / "rollouts.jsonl") if not r["rollout"]["recovery_id"]}
     assert counts["failures"] == len(points) == sum(not r["verdict"]["strict"] for r in first.values()) > 0
     assert counts["continuations"] == 2 * counts["failures"]
-    assert counts["verified"] == sum(counts[k] for k in ("kept", "bad_format", "split_history", "more_than_one"))
+    after = ("refused_format", "refused_compliance", "refused_efficiency", "split_history", "more_than_one", "kept")
+    assert counts["verified"] == sum(counts[k] for k in after)
+    assert counts["refused_verifier"] == counts["continuations"] - counts["verified"]
+    told = json.loads((ctx.out / "statistics.json").read_text())
+    assert told["filters"]["continuations"] == counts["continuations"]
+    assert sum(told["turns"].values()) == pytest.approx(1.0)
     history = {p["id"]: p["history_ids"] for p in points}
     samples = samples_in(Path(result.outputs["data"]))
     assert len(samples) == counts["kept"] > 0

@@ -79,6 +79,21 @@ def test_each_call_has_its_whole_prompt_and_the_samplers_tokens(task: TaskSpec) 
     assert "null" not in json.dumps(document)
 
 
+def test_another_models_episode_has_its_name_and_no_log_probabilities(tmp_path: Path, task: TaskSpec) -> None:
+    result = scored()
+    chunks = tuple(replace(chunk, logprobs=()) for chunk in result.rollout.chunks)
+    theirs = replace(result, rollout=replace(result.rollout, chunks=chunks, model="other-1"))
+    trial, said = trials.write(tmp_path / "trials", replace(spec(task), model="teacher"), theirs, model="policy")
+    assert said["agent_info"]["model_info"] == {"name": "other-1", "provider": "endpoint"}
+    assert "logprobs" not in said["agent_result"]["rollout_details"][0]
+    document = json.loads((trial / "agent" / "trajectory.json").read_text())
+    assert document["agent"]["model_name"] == "other-1"
+    assert "logprobs" not in document["steps"][2]["metrics"]
+    lost = DroppedRollout("e", "g", task.id, "SandboxError: lost")
+    _, said = trials.write(tmp_path / "trials", replace(spec(task), model="teacher"), lost, model="policy")
+    assert said["agent_info"]["model_info"]["name"] == "teacher"
+
+
 @pytest.mark.parametrize("harness", variants.names())
 def test_every_harness_makes_a_trajectory(task: TaskSpec, harness: str) -> None:
     document = atif.trajectory(spec(task, harness=harness), scored().rollout)

@@ -1,4 +1,5 @@
-"""RSR, recursive self-rewrite (arXiv 2610.02826): discover, plan, screen, execute, verify, collect; one model plays every part.
+"""RSR, recursive self-rewrite (arXiv 2610.02826): discover, plan, screen, execute, verify, collect; one model plays every part,
+unless others are configured for solver, planner or critic (`roles`); executions are always the policy's own.
 
 Two passes, each item by item with no barrier between items: every task is discovered, then every source is planned, screened,
 executed and collected by itself. A finished item is a line of a journal, and only the items under way are in memory.

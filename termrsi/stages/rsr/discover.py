@@ -36,6 +36,7 @@ async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> list[Scor
             sampling=ctx.sampling(config.discover_temperature),
             limits=ctx.limits(),
             seed=ctx.config.seed,
+            model=ctx.player("solver"),
         )
     ]
     return await ctx.episodes(specs, f"{ctx.name}: discover", advance=lambda note: None)

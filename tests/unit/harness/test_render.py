@@ -73,6 +73,21 @@ class TestStrict:
         assert t.next_prompt([*t.ids, tokenizer.eos_token_id, *encode(tokenizer, NEXT)]) == "strict"
         assert (t.ids[before], t.mask[before]) == (tokenizer.eos_token_id, 0)
 
+    def test_log_probabilities_are_known_of_a_whole_chunk_or_not_at_all(self, tokenizer: Any) -> None:
+        t = Transcript(tokenizer)
+        t.prompt([1])
+        t.sampled([2, 3], [])
+        with pytest.raises(ValueError, match="of some calls"):
+            t.sampled([4], [-1.0])
+        t.sampled([4], [])
+        assert (t.mask, t.logprobs, t.chunks[0].logprobs) == ([0, 1, 1, 1], [], ())
+        t.next_prompt([9])  # another history
+        t.sampled([4], [-1.0])
+        with pytest.raises(ValueError, match="of some calls"):
+            t.sampled([5], [])
+        with pytest.raises(ValueError, match="2 sampled ids but 1"):
+            t.sampled([5, 6], [-1.0])
+
     def test_an_observation_belongs_to_the_call_before_it(self, tokenizer: Any) -> None:
         t = begun(tokenizer, PROMPT, [65])
         t.next_prompt([*t.ids, 66])

@@ -55,6 +55,19 @@ def test_markdown_has_a_row_per_stage_and_the_counts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ledger.json").read_text())[0]["stage"] == "final"
 
 
+def test_what_endpoints_cost_is_a_column_where_there_is_any(tmp_path: Path) -> None:
+    free, paid = (_entry(name, "rsr", {}) for name in ("free", "paid"))
+    assert ledger.columns([free]) == ledger.COLUMNS
+    assert len(ledger.rows([free])[0]) == len(ledger.COLUMNS)
+    paid.costs["cost"] = 0.01234567
+    assert ledger.columns([free, paid])[-1] == "cost"
+    assert [row[-1] for row in ledger.rows([free, paid])] == ["0", "0.01235"]
+    ledger.write(tmp_path, [free, paid])
+    head, rule, *_ = (line for line in (tmp_path / "ledger.md").read_text().splitlines() if line.startswith("|"))
+    assert head.endswith("| cost |")
+    assert head.count("|") == rule.count("|")
+
+
 def test_a_stage_that_measured_both_sides_shows_before_and_after_first() -> None:
     summary: dict[str, float | int | str | None] = {"steps": 4, "validation_before": 0.25, "validation_after": 0.5}
     entry = ledger.Entry("sft_1", "sft", summary, "", {}, {})

@@ -17,7 +17,7 @@ from termrsi.stages import analyse
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.error_rules import CATEGORIES
 
-CONFIG = AnalyseConfig(of="eval", concurrency=2, rounds=1)
+CONFIG = AnalyseConfig(of="eval", concurrency=2, rounds=1, prompt_tokens=20_000)
 
 
 def reply(**states: str) -> str:
@@ -207,7 +207,7 @@ async def test_two_evaluations_are_compared_by_task(evaluated: Evaluated) -> Non
             self.answers = dict.fromkeys(self.answers, reply(planning="unresolved" if first else "recovered"))
             return await super().write(messages, sampling, key, begun)
 
-    config = AnalyseConfig(of="final", against="base", concurrency=1)
+    config = AnalyseConfig(of="final", against="base", concurrency=1, prompt_tokens=20_000)
     result = await analyse.run(evaluated.ctx(BeforeAndAfter(dict(ANSWERS)).of, of=after, against=before), config)
     found = json.loads(Path(result.outputs["errors"]).read_text())
     assert (found["against"]["stage"], found["of"]["stage"]) == ("base", "final")
