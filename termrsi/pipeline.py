@@ -30,8 +30,9 @@ from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
 from termrsi.stages.base import Context, StageResult
+from termrsi.stages.roles import PolicyWriter
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
     "evaluate": evaluate.run,
@@ -42,9 +43,11 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "collect_recovery": collect_recovery.run,
     "reterm": reterm.run,
     "grpo": grpo.run,
+    "synthesise": synthesise.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
+RESUMES = frozenset({"synthesise"})  # go on in the directory that they left, if they were asked the same
 _LOG = logging.getLogger(__name__)
 
 
@@ -204,24 +207,31 @@ class Pipeline:
 
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
         out = self._dir(name)
-        if out.exists():  # stopped half-way: the stage begins again, what it left is kept beside
+        if out.exists() and not self._goes_on(name, config):  # stopped half-way: it begins again, what it left is kept beside
             number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
             out.rename(out.with_name(f"{name}.stopped-{number}"))
-        out.mkdir(parents=True)
+        out.mkdir(parents=True, exist_ok=True)
+        if config.kind in RESUMES:
+            (out / "asked").write_text(self._fingerprint(name))
         self._screen.say(f"stage {name} ({config.kind})")
         start_s = time.monotonic()
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
         inputs = {key: self._output(getattr(config, key), READS[key]) for key in ("data", "baseline") if getattr(config, key, "")}
+        tasks, checks = parts.tasks, parts.checks
+        if config.tasks_from:
+            source = self._output(config.tasks_from, READS["tasks_from"])
+            tasks, checks = await setup.tasks_of(source, parts, self._config, self._screen.say)
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
         ctx = Context(
             config=self._config,
             name=name,
             out=out,
-            tasks=parts.tasks,
-            checks=parts.checks,
+            tasks=tasks,
+            checks=checks,
             chat=parts.chat,
             generator=parts.generator,
+            writer=lambda role: PolicyWriter(parts.generator, parts.chat),
             rollouts=RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else parts.rollouts,
             policy=parts.policy,
             critic=critic,
@@ -229,6 +239,8 @@ class Pipeline:
             queue=parts.queue,
             groups=parts.groups,
             scan=parts.scan,
+            pool=parts.pool,
+            verifier=parts.verifier,
             inputs=inputs,
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
@@ -243,6 +255,10 @@ class Pipeline:
             await parts.close_reference()
         ctx.costs.wall_s = time.monotonic() - start_s
         self._finish(name, config, result, asdict(ctx.costs))
+
+    def _goes_on(self, name: str, config: StageConfig) -> bool:
+        asked = self._dir(name) / "asked"
+        return config.kind in RESUMES and asked.is_file() and asked.read_text() == self._fingerprint(name)
 
     async def _use_policy(self, parts: Parts, directory: str) -> None:
         if self._loaded != directory:

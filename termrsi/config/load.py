@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from termrsi.config import arms, schema, stages
+from termrsi.config.choices import Author
 from termrsi.config.schema import Config
 from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
@@ -141,9 +142,16 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     reward = getattr(stage, "reward", None)
     if isinstance(reward, stages.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
+    if stage.tasks_from and "train" not in stages.splits_of(stage):
+        raise ConfigError(f"a stage of kind {stage.kind} takes no train tasks", f"stages.{name}.tasks_from", "take it away")
+    for path in stage.benchmarks if isinstance(stage, stages.SynthesiseConfig) else ():
+        if not Path(path).exists():
+            raise ConfigError(
+                f"no benchmark at {path!r}", f"stages.{name}.benchmarks", "valid: a tree of tasks, .txt or .jsonl files"
+            )
     for key, needed in stages.READS.items():
         source = getattr(stage, key, None)
-        none = (key == "policy" and source == "base") or (key == "baseline" and not source)
+        none = (key == "policy" and source == "base") or (key in {"baseline", "tasks_from"} and not source)
         new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
         if source is None or none or new:
             continue
@@ -169,6 +177,15 @@ def _check_sizes(config: Config) -> None:
         )
     if config.sampling.max_tokens >= config.limits.max_context_tokens:
         raise ConfigError("one reply would fill the context", "sampling.max_tokens", f"valid: < {config.limits.max_context_tokens}")
+    for name, stage in config.stages.items():
+        if isinstance(stage, stages.SynthesiseConfig) and stage.author is Author.policy:
+            needed = stages.AUTHORS_REPLIES * stage.reply_tokens + stages.AUTHORS_REQUESTS
+            if needed > config.model.max_model_len:
+                raise ConfigError(
+                    f"replies of {stage.reply_tokens} tokens may need a context of {needed}",
+                    f"stages.{name}.reply_tokens",
+                    f"lower it, or raise model.max_model_len={config.model.max_model_len}",
+                )
     if config.dry and config.tasks != schema.TasksConfig():
         raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
     own = schema.ClusterConfig()

@@ -1,15 +1,17 @@
 """What each kind of stage may be told: one dataclass per kind, picked by its group file in `conf/stage/`.
 
-Fields named `policy`, `critic`, `data` and `baseline` hold the names of the earlier stages whose results it reads.
+Fields named `policy`, `critic`, `data`, `baseline` and `tasks_from` hold the names of the earlier stages whose results it reads.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from omegaconf import MISSING
 
+from termrsi.config.axes import AxesConfig
 from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import (
     BY_FAMILY,
+    Author,
     Calibration,
     Chunks,
     Correction,
@@ -28,10 +30,12 @@ from termrsi.errors import ConfigError
 
 @dataclass(slots=True, kw_only=True)
 class StageConfig:
-    """What every stage has. `policy`: the stage whose retained weights are used, or `base`."""
+    """What every stage has. `policy`: the stage whose retained weights are used, or `base`. `tasks_from`: the stage whose tasks are
+    the train split, "" for those of `tasks.path`."""
 
     kind: str = MISSING
     policy: str = "base"
+    tasks_from: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -353,6 +357,58 @@ class GrpoConfig(StageConfig):
         _has_effect("grpo", self.loss, self.optim)
 
 
+AUTHORS_REPLIES = 5  # in an author's longest conversation: four parts, and a refused reply
+AUTHORS_REQUESTS = 1536  # tokens of what it is asked, a bound with room
+
+
+@dataclass(slots=True, kw_only=True)
+class SynthesiseConfig(StageConfig):
+    """Tasks drawn from independent axes, written by an author, and kept if they build and their smoke test holds (Tmax).
+
+    `legacy`, `sft_v2`, `rl_v2`: items of each corpus kind. `families`: of the bundled suite, for the procedural author; empty: all.
+    What follows it, up to `image`, is for an author that is a model.
+    """
+
+    kind: str = "synthesise"
+    author: Author = Author.procedural
+    legacy: int = 16
+    sft_v2: int = 0
+    rl_v2: int = 0
+    families: list[str] = field(default_factory=list)
+    rounds: int = 2  # a reply at fault is asked for again so often
+    temperature: float = 1.0
+    top_p: float = 1.0
+    reply_tokens: int = 4096  # of one reply; an item takes four
+    image: str = "debian:bookworm-slim"  # where the author writes no Dockerfile
+    concurrency: int = 0  # items at once; 0: sandbox.concurrency
+    benchmarks: list[str] = field(default_factory=list)  # trees of tasks, .txt or .jsonl: a task that shares 13 words is refused
+    axes: AxesConfig = field(default_factory=AxesConfig)
+
+    def __post_init__(self) -> None:
+        at_least("synthesise", 0, legacy=self.legacy, sft_v2=self.sft_v2, rl_v2=self.rl_v2, concurrency=self.concurrency)
+        at_least("synthesise", 0, rounds=self.rounds, temperature=self.temperature)
+        at_least("synthesise", 1, reply_tokens=self.reply_tokens)
+        if not self.corpora():
+            raise ConfigError("no items", "synthesise", "give legacy, sft_v2 or rl_v2 one or more")
+        if self.author is Author.policy and self.families:
+            raise ConfigError(
+                "families are of the procedural author", "synthesise.families", "take them away, or author=procedural"
+            )
+        for name in ("rounds", "temperature", "top_p", "reply_tokens", "image") * (self.author is Author.procedural):
+            if getattr(self, name) != _default(SynthesiseConfig, name):
+                raise ConfigError(
+                    f"{name} has no effect: the author is no model", f"synthesise.{name}", "take it away, or author=policy"
+                )
+
+    def corpora(self) -> dict[str, int]:
+        """Items by corpus kind, in the order in which they are numbered."""
+        return {name: number for name in ("legacy", "sft_v2", "rl_v2") if (number := getattr(self, name))}
+
+
+def _default(owner: type[StageConfig], name: str) -> object:
+    return next(one.default for one in fields(owner) if one.name == name)
+
+
 STAGES: dict[str, type[StageConfig]] = {
     "evaluate": EvaluateConfig,
     "rsr": RsrConfig,
@@ -362,6 +418,7 @@ STAGES: dict[str, type[StageConfig]] = {
     "collect_recovery": CollectRecoveryConfig,
     "reterm": RetermConfig,
     "grpo": GrpoConfig,
+    "synthesise": SynthesiseConfig,
 }
 
 # What each kind of stage leaves behind for later ones.
@@ -374,6 +431,7 @@ WRITES: dict[str, frozenset[str]] = {
     "collect_recovery": frozenset({"data"}),
     "reterm": frozenset({"policy"}),
     "grpo": frozenset({"policy"}),
+    "synthesise": frozenset({"tasks"}),
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
@@ -385,5 +443,11 @@ USES: dict[str, tuple[str, ...]] = {
     "collect_recovery": ("train",),
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
+    "synthesise": (),
 }
-READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}
+READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "tasks_from": "tasks"}
+
+
+def splits_of(stage: StageConfig) -> tuple[str, ...]:
+    """The splits that a stage takes tasks from."""
+    return (stage.split,) if isinstance(stage, EvaluateConfig) else USES[stage.kind]

@@ -34,6 +34,7 @@ from termrsi.ports import Sandbox
 from termrsi.records import EpisodeSpec, RecoveryPoint, Routing, Sample, ScoredRollout, Snapshot, TaskSpec, UpdateMetrics
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, Progress, Splits
+from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rollin import TaskStream, specs_of
 from termrsi.stages.rsr.discover import discover
 from termrsi.stages.runbook import BLOCKS
@@ -86,6 +87,7 @@ class Bench:
             checks=made.checks,
             chat=made.chat,
             generator=made.generator,
+            writer=lambda role: PolicyWriter(made.generator, made.chat),
             rollouts=self.runner,
             policy=made.policy,
             critic=made.critic,
@@ -93,6 +95,8 @@ class Bench:
             queue=made.queue,
             groups=made.groups,
             scan=made.scan,
+            pool=made.pool,
+            verifier=made.verifier,
             inputs=inputs,
             log=lambda stage, values: self.log.append((stage, values)),
             progress=Progress(),
