@@ -28,10 +28,11 @@ from termrsi.records import WeightsVersion
 from termrsi.report import ledger
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
+from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
-from termrsi.stages.base import Context, StageResult
+from termrsi.stages.base import Context, Splits, StageResult
 from termrsi.stages.roles import PolicyWriter
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
@@ -217,10 +218,7 @@ class Pipeline:
         start_s = time.monotonic()
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
         inputs = {key: self._output(getattr(config, key), READS[key]) for key in ("data", "baseline") if getattr(config, key, "")}
-        tasks, checks = parts.tasks, parts.checks
-        if config.tasks_from:
-            source = self._output(config.tasks_from, READS["tasks_from"])
-            tasks, checks = await setup.tasks_of(source, parts, self._config, self._screen.say)
+        tasks, checks = await self._tasks(config, parts)
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
         ctx = Context(
@@ -259,6 +257,13 @@ class Pipeline:
     def _goes_on(self, name: str, config: StageConfig) -> bool:
         asked = self._dir(name) / "asked"
         return config.kind in RESUMES and asked.is_file() and asked.read_text() == self._fingerprint(name)
+
+    async def _tasks(self, config: StageConfig, parts: Parts) -> tuple[Splits, dict[str, TaskChecks]]:
+        """What a stage takes tasks from, and their checks: for the train split, where it names a stage, what that left."""
+        source = getattr(config, "tasks_from", "")
+        if not source:
+            return parts.tasks, parts.checks
+        return await setup.tasks_of(self._output(source, READS["tasks_from"]), parts, self._config, self._screen.say)
 
     async def _use_policy(self, parts: Parts, directory: str) -> None:
         if self._loaded != directory:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from termrsi.config.schema import Config
-from termrsi.config.stages import SynthesiseConfig, splits_of
+from termrsi.config.stages import USES, EvaluateConfig, SynthesiseConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
@@ -340,8 +340,8 @@ def require(splits: Splits, config: Config, cure: str) -> None:
     """Raises ConfigError if a split is empty that a stage of the pipeline needs."""
     for name in config.pipeline:
         stage = config.stages[name]
-        made = isinstance(config.stages.get(stage.tasks_from), SynthesiseConfig)  # train tasks of its own
-        for split in splits_of(stage):
+        made = isinstance(config.stages.get(getattr(stage, "tasks_from", "")), SynthesiseConfig)  # train tasks of its own
+        for split in [stage.split] if isinstance(stage, EvaluateConfig) else USES[stage.kind]:
             if not splits.of(split) and not (made and split == "train"):
                 raise ConfigError(f"stage {name!r} needs {split} tasks and there are none", config.tasks.path, cure)
 

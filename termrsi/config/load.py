@@ -142,8 +142,6 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     reward = getattr(stage, "reward", None)
     if isinstance(reward, stages.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
-    if stage.tasks_from and "train" not in stages.splits_of(stage):
-        raise ConfigError(f"a stage of kind {stage.kind} takes no train tasks", f"stages.{name}.tasks_from", "take it away")
     for path in stage.benchmarks if isinstance(stage, stages.SynthesiseConfig) else ():
         if not Path(path).exists():
             raise ConfigError(

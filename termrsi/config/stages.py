@@ -30,11 +30,16 @@ from termrsi.errors import ConfigError
 
 @dataclass(slots=True, kw_only=True)
 class StageConfig:
-    """What every stage has. `policy`: the stage whose retained weights are used, or `base`. `tasks_from`: the stage whose tasks are
-    the train split, "" for those of `tasks.path`."""
+    """What every stage has. `policy`: the stage whose retained weights are used, or `base`."""
 
     kind: str = MISSING
     policy: str = "base"
+
+
+@dataclass(slots=True, kw_only=True)
+class DrawsConfig(StageConfig):
+    """What every stage has that draws train tasks. `tasks_from`: a synthesis, whose tasks alone are drawn then."""
+
     tasks_from: str = ""
 
 
@@ -57,7 +62,7 @@ class EvaluateConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RsrConfig(StageConfig):
+class RsrConfig(DrawsConfig):
     """Discover, plan, screen, execute, collect."""
 
     kind: str = "rsr"
@@ -211,7 +216,7 @@ class RewardConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmupCriticConfig(StageConfig):
+class WarmupCriticConfig(DrawsConfig):
     """Fit a value model with the actor frozen until its explained variance is positive on held-out rollouts."""
 
     kind: str = "warmup_critic"
@@ -255,7 +260,7 @@ class RetentionConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class RprConfig(StageConfig):
+class RprConfig(DrawsConfig):
     """PPO with a critic: one sample per task, TB-GAE, four critic-only updates at the start of the phase."""
 
     kind: str = "rpr"
@@ -285,7 +290,7 @@ class RprConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class CollectRecoveryConfig(StageConfig):
+class CollectRecoveryConfig(DrawsConfig):
     """Failures of the policy, continued by an assisting teacher from the failure state; verified ones become SFT data."""
 
     kind: str = "collect_recovery"
@@ -302,7 +307,7 @@ class CollectRecoveryConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RetermConfig(StageConfig):
+class RetermConfig(DrawsConfig):
     """GRPO over original groups and recovery groups drawn from a queue of the policy's own failures."""
 
     kind: str = "reterm"
@@ -325,7 +330,7 @@ class RetermConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class GrpoConfig(StageConfig):
+class GrpoConfig(DrawsConfig):
     """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`.
 
     Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, and it replaces groups without contrast (its penalty on long
@@ -446,8 +451,3 @@ USES: dict[str, tuple[str, ...]] = {
     "synthesise": (),
 }
 READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "tasks_from": "tasks"}
-
-
-def splits_of(stage: StageConfig) -> tuple[str, ...]:
-    """The splits that a stage takes tasks from."""
-    return (stage.split,) if isinstance(stage, EvaluateConfig) else USES[stage.kind]

@@ -5,15 +5,17 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from termrsi import fakes, task_commands
+from termrsi import fakes, setup, task_commands
 from termrsi.config.choices import Author as Kind
 from termrsi.config.schema import Config
 from termrsi.config.stages import SynthesiseConfig
 from termrsi.ports import Writer
 from termrsi.records import Message, SamplingParams, Writing
+from termrsi.reward.checks import TaskChecks
 from termrsi.reward.verifier import HarborVerifier
 from termrsi.sandbox.host_pool import HostPool
 from termrsi.stages import synthesise
@@ -63,15 +65,28 @@ def context(out: Path, pool: HostPool, writer: Writer) -> Context:
     )  # fmt: skip
 
 
-async def test_procedural_tasks_are_made_and_all_kept(pool: HostPool, tmp_path: Path) -> None:
+async def test_procedural_tasks_are_made_and_all_kept(pool: HostPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMRSI_CACHE", str(tmp_path / "cache"))
     result = await synthesise.run(context(tmp_path / "out", pool, ByItem([])), SynthesiseConfig(legacy=6, concurrency=2))
     assert result.counts == {"kept": 6}
     kept = tmp_path / "out" / "tasks"
     assert sorted(path.name for path in kept.iterdir()) == [f"synth-{i:05d}" for i in range(6)]
     balance = json.loads((tmp_path / "out" / "balance.json").read_text())
     assert {axis for axis, index in balance["kept"].items() if index is not None} == {"domain", "complexity"}
+    splits, checks = await _to_train_on(kept, pool)
+    assert [task.id for task in splits.train] == sorted(path.name for path in kept.iterdir())
+    assert all(checks[task.id].solved and checks[task.id].baseline != checks[task.id].checks for task in splits.train)
+    assert [task.id for task in splits.heldout] == [task.id for task in fakes.dry_tasks().heldout], "the other splits stay"
     await pool.close()
     assert await asyncio.to_thread(task_commands.run, ["check", str(kept), "jobs=2"]) == 0
+
+
+async def _to_train_on(kept: Path, pool: HostPool) -> tuple[Splits, dict[str, TaskChecks]]:
+    """As a later stage finds them; the other splits are the fakes'."""
+    parts = setup.DryParts(Config(dry=True))
+    real = cast(Any, parts)  # Any: its ports are the fakes' types
+    real.pool, real.verifier = pool, HarborVerifier()
+    return await setup.tasks_of(kept, parts, Config(), lambda text: None)
 
 
 async def test_what_an_author_gets_wrong_is_found_out(pool: HostPool, tmp_path: Path) -> None:

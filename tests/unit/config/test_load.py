@@ -176,7 +176,7 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rpr_2.reward.delta=0.7", "at most 1"),
         ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
         ("stages.rsr_1.harnesses=[]", "name at least one"),
-        ("stages.sft_1.tasks_from=rsr_1", "takes no train tasks"),
+        ("stages.sft_1.tasks_from=rsr_1", "unknown key 'stages.sft_1.tasks_from'"),
         ("stages.rsr_1.tasks_from=base_eval", "writes no tasks"),
         ("stages.sft_1.data=", "reads data=''"),
         ("stages.rpr_1.critic=", "reads critic=''"),
@@ -201,18 +201,13 @@ def test_what_would_fail_later_is_refused_at_once(override: str, part: str) -> N
         ("stages.synthesise.axes.domain.security=-1", "security=-1"),
         ("+stages.synthesise.axes.domain.cooking=1", "unknown domain 'cooking'"),
         ("stages.synthesise.benchmarks=[/nowhere]", "no benchmark at '/nowhere'"),
-        ("stages.synthesise.tasks_from=base_eval", "takes no train tasks"),
-        ("stages.final_eval.tasks_from=synthesise", "takes no train tasks"),
+        ("stages.synthesise.tasks_from=base_eval", "unknown key"),
+        ("stages.dppo.tasks_from=base_eval", "writes no tasks"),
         ("pipeline=[base_eval,dppo,synthesise,final_eval]", "which no earlier stage writes"),
     ],
 )
 def test_settings_of_synthesis_that_cannot_be(override: str, part: str) -> None:
     assert part in str(refusal("experiment=tmax", "scale=laptop", *override.split()))
-
-
-def test_an_evaluation_of_train_tasks_can_be_of_those_of_another_stage() -> None:
-    config = load(("experiment=tmax", "scale=laptop", "stages.base_eval.split=train", "stages.base_eval.tasks_from=synthesise"))
-    assert stages.splits_of(config.stages["base_eval"]) == ("train",)
 
 
 @pytest.mark.parametrize(

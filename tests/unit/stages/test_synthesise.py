@@ -248,11 +248,11 @@ MIXED = replace(CONFIG, legacy=5, rl_v2=3, concurrency=3)
 
 
 class Picky(Scripted):
-    """Never has the form for a template of python, whenever it is asked."""
+    """Never has the form for a template of C++, whenever it is asked."""
 
     async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
         writing = await super().write(messages, sampling, key, begun)
-        bad = self.asked[-1][0] == "template" and "Language: python" in messages[1].content
+        bad = "=== instruction ===" in messages[-1].content and "Language: cpp" in messages[1].content
         return replace(writing, text="no form") if bad else writing
 
 
