@@ -142,7 +142,8 @@ class FakeWorld:
 
 
 class FakeSandbox:
-    """`ports.Sandbox` in memory. It knows solve, half, true, false, export, echo, cat, ls, rm, cd, pwd, sleep; `;`, `&&`, `&`, `>`.
+    """`ports.Sandbox` in memory. It knows solve, half, true, false, export, echo, cat, ls, rm, cd, pwd, sleep, and bash on a
+    file of these; `;`, `&&`, `&`, `>`.
 
     `lost_at`: the command (from 1) at which it is lost, `spoiled`: by what ran in it. `sleep` takes no time, but a time-out sees
     the seconds it was given.
@@ -258,7 +259,12 @@ class FakeSandbox:
         files, said = self._machine.files, ""
         target = words[words.index(">") + 1] if ">" in words[:-1] else ""
         words = words[: words.index(">")] if target else words
+        if words[-2:] == ["<", "/dev/null"]:
+            words = words[:-2]
         match words:
+            case ["bash", path] | ["env", "bash", path] if self._path(path) in files:
+                lines = files[self._path(path)].decode(errors="replace").splitlines()
+                return [self._one(line, output, timeout_s) for line in lines if line and not line.startswith(("#", "set "))][-1]
             case ["solve"]:
                 files |= dict.fromkeys(FILES.values(), b"done\n")
             case ["half"]:
@@ -427,10 +433,10 @@ def _choices(sample: Sample) -> Iterator[tuple[int, int, bool]]:
 
 
 class FakeGenerator:
-    """`ports.Generator` that plays agent, planner, critic and judge. The first token of a choice carries its whole log-probability.
+    """`ports.Generator` that plays every role. The first token of a choice carries its whole log-probability.
 
-    `sloppy`: share of first drafts of a runbook with an empty block, and of a judge's first answers without a category.
-    `dies_at`: the call (from 1) from which on it is dead. `top_p` is not looked at.
+    `sloppy`: share of first drafts of a runbook with an empty block, of a judge's first answers without a category, and of tasks
+    without an end. `dies_at`: the call (from 1) from which on it is dead. `top_p` is not looked at.
     """
 
     def __init__(self, seed: int = 0, *, sloppy: float = 0.25, dies_at: int = 0) -> None:
@@ -467,6 +473,8 @@ class FakeGenerator:
             return self._errors(prompt, draw), 0.0
         if "continued another agent's failed attempt" in system:
             return self._judgement(prompt), 0.0
+        if "write tasks for an agent" in system:
+            return self._part_of_a_task(_last_user(prompt), draw), 0.0
         if not _acts(prompt):
             return parse.DONE_WORD, 0.0
         probs = skill.probs(helped=_helped(prompt), temperature=temperature)
@@ -507,6 +515,19 @@ class FakeGenerator:
         """No to each question that is asked."""
         questions = re.findall(r"^- (repeated_failure|constraint_violation):", prompt, re.MULTILINE)
         return json.dumps({question: {"answer": "no", "evidence": []} for question in questions})
+
+    def _part_of_a_task(self, request: str, draw: random.Random) -> str:
+        """The part whose form the request shows. The tests are for the look of it: `FakeVerifier` does not read them."""
+        heading = re.findall(r"^=== ([a-z_]+)", request, re.MULTILINE)[0]
+        body = {
+            "instruction": f"Make both files of case {draw.randrange(10**6)}.\n=== truth ===\n{' '.join(FILES.values())}",
+            "initial_test": "true",
+            "check": f"cat {FILES['all_done']}",
+            "file": "solve",
+        }[heading]
+        title = {"check": "check all_done", "file": "solution"}.get(heading, heading)
+        sloppy = heading == "instruction" and "was refused" not in request and draw.random() < self._sloppy
+        return f"=== {title} ===\n{body}\n" + "=== end ===" * (not sloppy)
 
 
 class FakePolicy:

@@ -28,10 +28,11 @@ from termrsi.records import WeightsVersion
 from termrsi.report import ledger
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
+from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import analyse, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
-from termrsi.stages.base import Context, Costs, StageResult
+from termrsi.stages import analyse, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
+from termrsi.stages.base import Context, Costs, Splits, StageResult
 from termrsi.stages.finished import FinishedRollouts
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
@@ -44,9 +45,10 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "reterm": reterm.run,
     "grpo": grpo.run,
     "analyse": analyse.run,
+    "synthesise": synthesise.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
-RESUMES = frozenset({"rsr", "collect_recovery", "analyse"})  # go on within, item by item; the others begin again
+RESUMES = frozenset({"rsr", "collect_recovery", "analyse", "synthesise"})  # go on within, item by item; the others begin again
 INPUTS = ("data", "baseline", "of", "against")  # of READS, what a stage reads as files
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
@@ -216,14 +218,15 @@ class Pipeline:
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
         wanted = READS | ({"data": "source_data"} if isinstance(config, SftConfig) and config.sources else {})
         inputs = {key: self._output(getattr(config, key), wanted[key]) for key in INPUTS if getattr(config, key, "")}
+        tasks, checks = await self._tasks(config, parts)
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
         ctx = Context(
             config=self._config,
             name=name,
             out=out,
-            tasks=parts.tasks,
-            checks=parts.checks,
+            tasks=tasks,
+            checks=checks,
             chat=parts.chat,
             generator=parts.generator,
             rollouts=RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else parts.rollouts,
@@ -233,6 +236,8 @@ class Pipeline:
             queue=parts.queue,
             groups=parts.groups,
             scan=parts.scan,
+            pool=parts.pool,
+            verifier=parts.verifier,
             inputs=inputs,
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
@@ -272,6 +277,13 @@ class Pipeline:
         out.mkdir(parents=True)
         begun.write_text(asked)
         return False
+
+    async def _tasks(self, config: StageConfig, parts: Parts) -> tuple[Splits, dict[str, TaskChecks]]:
+        """What a stage takes tasks from, and their checks: for the train split, where it names a stage, what that left."""
+        source = getattr(config, "tasks_from", "")
+        if not source:
+            return parts.tasks, parts.checks
+        return await setup.tasks_of(self._output(source, READS["tasks_from"]), parts, self._config, self._screen.say)
 
     async def _use_policy(self, parts: Parts, directory: str) -> None:
         if self._loaded != directory:

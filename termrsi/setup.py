@@ -6,19 +6,19 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from termrsi.config.schema import Config
-from termrsi.config.stages import USES, EvaluateConfig
+from termrsi.config.stages import USES, EvaluateConfig, SynthesiseConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
 from termrsi.places import cache_dir
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, SandboxPool, Scan, Verifier, Writer
 from termrsi.records import TaskSpec
 from termrsi.reward.checks import TaskChecks, measure, solution
 from termrsi.stages.base import Splits
@@ -110,6 +110,15 @@ class Parts(Protocol):
 
     def writer(self, role: str) -> Writer:
         """The model that plays a role: one that is configured for it, or the policy."""
+
+    @property
+    def pool(self) -> SandboxPool: ...
+
+    @property
+    def verifier(self) -> Verifier: ...
+
+    async def expect(self, checks: Mapping[str, TaskChecks]) -> None:
+        """What a full reward of these tasks must come with, see `reward.verifiers.TaskVerifier`."""
         ...
 
     async def start(self, on_connected: Callable[[], None]) -> None: ...
@@ -147,7 +156,7 @@ class DryParts:
         self.tasks = Splits(list(made.tasks.train), list(made.tasks.validation), list(made.tasks.heldout))
         self.checks, self.chat, self.scan = made.checks, made.chat, made.scan
         self.generator, self.rollouts, self.policy, self.queue = made.generator, made.rollouts, made.policy, made.queue
-        self.groups = made.groups
+        self.groups, self.pool, self.verifier = made.groups, made.pool, made.verifier
         self._critic = made.critic
 
     def writer(self, role: str) -> Writer:
@@ -155,6 +164,8 @@ class DryParts:
 
     async def start(self, on_connected: Callable[[], None]) -> None:
         on_connected()
+
+    async def expect(self, checks: Mapping[str, TaskChecks]) -> None: ...
 
     async def open_critic(self) -> Critic:
         return self._critic
@@ -217,8 +228,12 @@ class RealParts:
         self.chat = ChatFormat(AutoTokenizer.from_pretrained(self.model))
         self.generator, self.rollouts = self._cluster.generator, self._cluster.rollouts
         self.policy, self.queue, self.groups = self._cluster.policy, self._cluster.queue, self._cluster.groups
-        self.checks = await measure_all(self.tasks, self._cluster.pool, self.config, self.say)
-        await self._cluster.pool.expect({task: checks.solved for task, checks in self.checks.items()})
+        self.pool = self.verifier = self._cluster.pool
+        self.checks = await measure_all(self.tasks, self.pool, self.verifier, self.config, self.say)
+        await self.expect(self.checks)
+
+    async def expect(self, checks: Mapping[str, TaskChecks]) -> None:
+        await self._cluster.pool.expect({task: one.solved for task, one in checks.items()})
 
     async def open_critic(self) -> Critic:
         return await self._cluster.open_critic()
@@ -241,13 +256,9 @@ class RealParts:
 
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
     """Raises ConfigError if a split that the pipeline needs is empty. What was refused is said, with the reason."""
-    from termrsi import tasks
-    from termrsi.reward import steps
-    from termrsi.reward.verifiers import TaskVerifier
     from termrsi.tasks.split import split
 
     c = config.tasks
-    verifier = TaskVerifier(kit=c.kit or None)
     if c.path == "bundled":
         from termrsi.tasks import bundled
 
@@ -257,9 +268,27 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
         ]
     else:
         folders = [Path(c.path)]
+    found = _loaded(folders, config, say)
+    if not found:
+        raise ConfigError("no task could be loaded", c.path, "termrsi tasks list PATH says why")
+    parted = split(found, seed=config.seed)
+    caps = (0, 0, 0) if c.path == "bundled" else (c.train, c.validation, c.heldout)
+    lists = [list(part)[: cap or None] for part, cap in zip((parted.train, parted.validation, parted.heldout), caps, strict=True)]
+    splits = Splits(*lists)
+    require(splits, config, "give more tasks, or say `split` in their task.toml")
+    return splits
+
+
+def _loaded(folders: Iterable[Path], config: Config, say: Say) -> list[TaskSpec]:
+    """The tasks of some trees that can be verified. What was refused is said, with the reason."""
+    from termrsi import tasks
+    from termrsi.reward import steps
+    from termrsi.reward.verifiers import TaskVerifier
+
+    verifier = TaskVerifier(kit=config.tasks.kit or None)
     found: list[TaskSpec] = []
     for folder in folders:
-        result = tasks.load_dir(folder, strict=c.strict)
+        result = tasks.load_dir(folder, strict=config.tasks.strict)
         for task in result.tasks:
             try:
                 for part in steps.parts(task):
@@ -274,19 +303,24 @@ def load_tasks(config: Config, cache: Path, say: Say) -> Splits:
             say(f"note: {note}")
         if len(result.notes) > NOTES:
             say(f"{len(result.notes) - NOTES} more notes: termrsi tasks list {folder}")
-    if not found:
-        raise ConfigError("no task could be loaded", c.path, "termrsi tasks list PATH says why")
-    parted = split(found, seed=config.seed)
-    caps = (0, 0, 0) if c.path == "bundled" else (c.train, c.validation, c.heldout)
-    lists = [list(part)[: cap or None] for part, cap in zip((parted.train, parted.validation, parted.heldout), caps, strict=True)]
-    splits = Splits(*lists)
-    require(splits, config, "give more tasks, or say `split` in their task.toml")
-    return splits
+    return found
 
 
-async def measure_all(
-    splits: Splits, pool: Any, config: Config, say: Say
-) -> dict[str, TaskChecks]:  # Any: pool and verifier in one
+async def tasks_of(source: Path, parts: Parts, config: Config, say: Say) -> tuple[Splits, dict[str, TaskChecks]]:
+    """The splits of a stage that takes its train tasks from an earlier one, and the checks of all of them.
+
+    `source`: a directory of tasks; all of them are to train on, and the other splits stay. Raises ConfigError if none can be used.
+    """
+    made = [replace(task, split="train") for task in _loaded([source], config, say)]
+    splits = Splits(made, list(parts.tasks.validation), list(parts.tasks.heldout))
+    checks = parts.checks | await measure_all(splits, parts.pool, parts.verifier, config, say)
+    if not splits.train:
+        raise ConfigError("no task of it can be used", str(source), "see the lines above")
+    await parts.expect(checks)
+    return splits, checks
+
+
+async def measure_all(splits: Splits, pool: SandboxPool, verifier: Verifier, config: Config, say: Say) -> dict[str, TaskChecks]:
     """Checks of every task that has a solution, measured once and cached by content; unfit tasks leave their split, with a word."""
     every = [*splits.train, *splits.validation, *splits.heldout]
     slots = asyncio.Semaphore(config.sandbox.concurrency)
@@ -296,12 +330,12 @@ async def measure_all(
     async def one(task: TaskSpec) -> TaskChecks | None:
         if solution(task) is None:
             return None
-        cached = folder / f"{checks_key(task, config.sandbox.backend, config.tasks.kit)}.json"
+        cached = folder / f"{checks_key(task, 'dry' if config.dry else config.sandbox.backend, config.tasks.kit)}.json"
         if cached.is_file():
             with contextlib.suppress(KeyError):  # of an older version: measured again
                 return TaskChecks.from_dict(json.loads(cached.read_text()))
         async with slots:
-            checks = await _measured(pool, task, config.cluster.episode_retries)
+            checks = await _measured(pool, verifier, task, config.cluster.episode_retries)
         draft = cached.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(checks.to_dict()))
         draft.rename(cached)
@@ -325,22 +359,23 @@ async def measure_all(
     return found
 
 
-async def _measured(pool: Any, task: TaskSpec, retries: int) -> TaskChecks:  # Any: see measure_all
+async def _measured(pool: SandboxPool, verifier: Verifier, task: TaskSpec, retries: int) -> TaskChecks:
     """What the machine lost is measured again, in fresh sandboxes."""
     for _ in range(retries):
         try:
-            return await measure(pool, pool, task)
+            return await measure(pool, verifier, task)
         except (SandboxError, VerifierError):
             continue
-    return await measure(pool, pool, task)
+    return await measure(pool, verifier, task)
 
 
 def require(splits: Splits, config: Config, cure: str) -> None:
     """Raises ConfigError if a split is empty that a stage of the pipeline needs."""
     for name in config.pipeline:
         stage = config.stages[name]
+        made = isinstance(config.stages.get(getattr(stage, "tasks_from", "")), SynthesiseConfig)  # train tasks of its own
         for split in [stage.split] if isinstance(stage, EvaluateConfig) else USES[stage.kind]:
-            if not splits.of(split):
+            if not splits.of(split) and not (made and split == "train"):
                 raise ConfigError(f"stage {name!r} needs {split} tasks and there are none", config.tasks.path, cure)
 
 

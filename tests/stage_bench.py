@@ -69,6 +69,8 @@ class Bench:
             queue=made.queue,
             groups=made.groups,
             scan=made.scan,
+            pool=made.pool,
+            verifier=made.verifier,
             inputs=inputs,
             log=lambda stage, values: self.log.append((stage, values)),
             progress=Progress(),

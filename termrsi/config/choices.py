@@ -26,6 +26,13 @@ class TokenSteps(enum.StrEnum):
     action = "action"
 
 
+class Author(enum.StrEnum):
+    """Who writes synthesised tasks: the generator of the bundled suite, or the model of the role `author`."""
+
+    procedural = "procedural"
+    policy = "policy"
+
+
 class LimitEnds(enum.StrEnum):
     terminal = "terminal"
     truncate = "truncate"

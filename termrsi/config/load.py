@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from termrsi.config import arms, effects, schema, stages
-from termrsi.config.choices import ROLES
+from termrsi.config.choices import ROLES, Author
 from termrsi.config.schema import Config
 from termrsi.config.stages import StageConfig
 from termrsi.errors import ConfigError
@@ -182,9 +182,14 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
     reward = getattr(stage, "reward", None)
     if isinstance(reward, stages.RewardConfig) and not reward.cap and reward.kind is not schema.Reward.count:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
+    for path in stage.benchmarks if isinstance(stage, stages.SynthesiseConfig) else ():
+        if not Path(path).exists():
+            raise ConfigError(
+                f"no benchmark at {path!r}", f"stages.{name}.benchmarks", "valid: a tree of tasks, .txt or .jsonl files"
+            )
     for key, needed in stages.READS.items():
         source = getattr(stage, key, None)
-        none = (key == "policy" and source == "base") or (key in {"baseline", "against"} and not source)
+        none = (key == "policy" and source == "base") or (key in {"baseline", "against", "tasks_from"} and not source)
         new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
         if source is None or none or new:
             continue
@@ -217,6 +222,14 @@ def _check_sizes(config: Config) -> None:
                 f"stages.{name}.max_tokens",
                 "lower it, or raise model.max_model_len",
             )
+        if isinstance(stage, stages.SynthesiseConfig) and stage.author is Author.policy:
+            needed = stages.AUTHORS_REPLIES * stage.reply_tokens + stages.AUTHORS_REQUESTS
+            if needed > config.model.max_model_len:
+                raise ConfigError(
+                    f"replies of {stage.reply_tokens} tokens may need a context of {needed}",
+                    f"stages.{name}.reply_tokens",
+                    f"lower it, or raise model.max_model_len={config.model.max_model_len}",
+                )
     if config.dry and config.tasks != schema.TasksConfig():
         raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
     own = schema.ClusterConfig()

@@ -1,16 +1,18 @@
 """What each kind of stage may be told: one dataclass per kind, picked by its group file in `conf/stage/`.
 
-Fields named `policy`, `critic`, `data`, `baseline`, `of` and `against` hold the names of the earlier stages whose results it reads.
-What is out of range is refused here; what would do nothing beside the other settings, in `effects`.
+Fields named `policy`, `critic`, `data`, `baseline`, `of`, `against` and `tasks_from` hold the names of the earlier stages whose
+results it reads. What is out of range is refused here; what would do nothing beside the other settings, in `effects`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from omegaconf import MISSING
 
+from termrsi.config.axes import AxesConfig
 from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import (
     BY_FAMILY,
+    Author,
     BootstrapAt,
     Calibration,
     Chunks,
@@ -40,6 +42,13 @@ class StageConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class DrawsConfig(StageConfig):
+    """What every stage has that draws train tasks. `tasks_from`: a synthesis, whose tasks alone are drawn then."""
+
+    tasks_from: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
 class EvaluateConfig(StageConfig):
     """Mean@k and pass@k on a split."""
 
@@ -58,7 +67,7 @@ class EvaluateConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RsrConfig(StageConfig):
+class RsrConfig(DrawsConfig):
     """Discover, plan, screen, execute, collect."""
 
     kind: str = "rsr"
@@ -194,7 +203,7 @@ class RewardConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmupCriticConfig(StageConfig):
+class WarmupCriticConfig(DrawsConfig):
     """Fit a value model with the actor frozen until its explained variance is positive on held-out rollouts."""
 
     kind: str = "warmup_critic"
@@ -239,7 +248,7 @@ class RetentionConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class RprConfig(StageConfig):
+class RprConfig(DrawsConfig):
     """PPO with a critic: one sample per task, TB-GAE, four critic-only updates at the start of the phase."""
 
     kind: str = "rpr"
@@ -269,7 +278,7 @@ class RprConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class CollectRecoveryConfig(StageConfig):
+class CollectRecoveryConfig(DrawsConfig):
     """Failures of the policy, continued by an assisting teacher from the failure state; verified ones become SFT data."""
 
     kind: str = "collect_recovery"
@@ -290,7 +299,7 @@ class CollectRecoveryConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RetermConfig(StageConfig):
+class RetermConfig(DrawsConfig):
     """GRPO over original groups and recovery groups drawn from a queue of the policy's own failures."""
 
     kind: str = "reterm"
@@ -317,7 +326,7 @@ class RetermConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class GrpoConfig(StageConfig):
+class GrpoConfig(DrawsConfig):
     """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO, DPPO, TVPO or DIS, by `loss`.
 
     Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, it replaces groups without contrast, and `overlong` and
@@ -374,6 +383,58 @@ class AnalyseConfig(StageConfig):
         return self.prompt_tokens or max_model_len - 2 * self.max_tokens - 64
 
 
+AUTHORS_REPLIES = 5  # in an author's longest conversation: four parts, and a refused reply
+AUTHORS_REQUESTS = 1536  # tokens of what it is asked, a bound with room
+
+
+@dataclass(slots=True, kw_only=True)
+class SynthesiseConfig(StageConfig):
+    """Tasks drawn from independent axes, written by an author, and kept if they build and their smoke test holds (Tmax).
+
+    `legacy`, `sft_v2`, `rl_v2`: items of each corpus kind. `families`: of the bundled suite, for the procedural author; empty: all.
+    What follows it, up to `image`, is for an author that is a model.
+    """
+
+    kind: str = "synthesise"
+    author: Author = Author.procedural
+    legacy: int = 16
+    sft_v2: int = 0
+    rl_v2: int = 0
+    families: list[str] = field(default_factory=list)
+    rounds: int = 2  # a reply at fault is asked for again so often
+    temperature: float = 1.0
+    top_p: float = 1.0
+    reply_tokens: int = 4096  # of one reply; an item takes four
+    image: str = "debian:bookworm-slim"  # where the author writes no Dockerfile
+    concurrency: int = 0  # items at once; 0: sandbox.concurrency
+    benchmarks: list[str] = field(default_factory=list)  # trees of tasks, .txt or .jsonl: a task that shares 13 words is refused
+    axes: AxesConfig = field(default_factory=AxesConfig)
+
+    def __post_init__(self) -> None:
+        at_least("synthesise", 0, legacy=self.legacy, sft_v2=self.sft_v2, rl_v2=self.rl_v2, concurrency=self.concurrency)
+        at_least("synthesise", 0, rounds=self.rounds, temperature=self.temperature)
+        at_least("synthesise", 1, reply_tokens=self.reply_tokens)
+        if not self.corpora():
+            raise ConfigError("no items", "synthesise", "give legacy, sft_v2 or rl_v2 one or more")
+        if self.author is Author.policy and self.families:
+            raise ConfigError(
+                "families are of the procedural author", "synthesise.families", "take them away, or author=procedural"
+            )
+        for name in ("rounds", "temperature", "top_p", "reply_tokens", "image") * (self.author is Author.procedural):
+            if getattr(self, name) != _default(SynthesiseConfig, name):
+                raise ConfigError(
+                    f"{name} has no effect: the author is no model", f"synthesise.{name}", "take it away, or author=policy"
+                )
+
+    def corpora(self) -> dict[str, int]:
+        """Items by corpus kind, in the order in which they are numbered."""
+        return {name: number for name in ("legacy", "sft_v2", "rl_v2") if (number := getattr(self, name))}
+
+
+def _default(owner: type[StageConfig], name: str) -> object:
+    return next(one.default for one in fields(owner) if one.name == name)
+
+
 STAGES: dict[str, type[StageConfig]] = {
     "evaluate": EvaluateConfig,
     "rsr": RsrConfig,
@@ -384,6 +445,7 @@ STAGES: dict[str, type[StageConfig]] = {
     "reterm": RetermConfig,
     "grpo": GrpoConfig,
     "analyse": AnalyseConfig,
+    "synthesise": SynthesiseConfig,
 }
 
 # What each kind of stage leaves behind for later ones.
@@ -397,6 +459,7 @@ WRITES: dict[str, frozenset[str]] = {
     "reterm": frozenset({"policy"}),
     "grpo": frozenset({"policy"}),
     "analyse": frozenset({"errors"}),
+    "synthesise": frozenset({"tasks"}),
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
@@ -409,6 +472,7 @@ USES: dict[str, tuple[str, ...]] = {
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
     "analyse": (),
+    "synthesise": (),
 }
 # The roles of models (`choices.ROLES`) that each kind of stage has.
 PLAYS: dict[str, tuple[str, ...]] = {
@@ -421,5 +485,14 @@ PLAYS: dict[str, tuple[str, ...]] = {
     "reterm": (),
     "grpo": (),
     "analyse": ("judge",),
+    "synthesise": ("author",),
 }
-READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "of": "scores", "against": "scores"}
+READS = {
+    "policy": "policy",
+    "critic": "critic",
+    "data": "data",
+    "baseline": "scores",
+    "of": "scores",
+    "against": "scores",
+    "tasks_from": "tasks",
+}

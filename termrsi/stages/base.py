@@ -15,7 +15,7 @@ from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.datasets import Kind, Lineage
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan, Writer
+from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, SandboxPool, Scan, Verifier, Writer
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
@@ -47,7 +47,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """`outputs` names what later stages may read: policy, critic (directories), data, scores (files)."""
+    """`outputs` names what later stages may read: policy, critic, tasks (directories), data, scores (files)."""
 
     outputs: dict[str, str]
     summary: dict[str, float | int | str | None]
@@ -94,7 +94,6 @@ class Context:
     checks: dict[str, TaskChecks]
     chat: ChatFormat
     generator: Generator
-    writer: Callable[[str], Writer]  # the model of a role: "judge"
     rollouts: Rollouts
     policy: Policy
     critic: Critic | None
@@ -102,6 +101,8 @@ class Context:
     queue: RecoveryStore | None
     groups: GroupStore
     scan: Scan
+    pool: SandboxPool
+    verifier: Verifier
     inputs: dict[str, Path]
     log: Log
     progress: Progress

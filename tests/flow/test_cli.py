@@ -141,6 +141,37 @@ def test_a_pipeline_goes_on_at_its_first_unfinished_stage(tmp_path: Path) -> Non
     assert steps[begun[1] + 1]["original/mean5"] == pytest.approx(sum(line["original"] for line in steps[begun[1] :][:2]) / 2)
 
 
+def test_synthesis_goes_on_item_by_item_and_is_trained_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ("experiment=tmax", "scale=dry", f"run_dir={run}")
+    environment = {"TERMRSI_CACHE": str(tmp_path / "cache")}
+    done = _run(*arguments, env=environment)
+    assert done.returncode == 0, done.stderr
+    made = run / "stages" / "synthesise"
+    trained = [
+        json.loads(line)["rollout"]["task_id"] for line in (run / "stages" / "dppo" / "rollouts.jsonl").read_text().splitlines()
+    ]
+    ids = {task for task in trained if not task.startswith("validation-")}
+    assert ids <= {folder.name for folder in (made / "tasks").iterdir()}
+    assert ids
+    whole = (made / "items.jsonl").read_text().splitlines(keepends=True)
+    for stage in ("synthesise", "base_eval", "dppo", "final_eval"):  # as if stopped in the fourth item
+        (run / "stages" / stage / "manifest.json").unlink()
+    (made / "items.jsonl").write_text("".join(whole[:3]) + whole[3][:40])
+    assert _run(*arguments, env=environment).returncode == 0
+    again = (made / "items.jsonl").read_text().splitlines(keepends=True)
+    assert again[:3] == whole[:3]
+    assert sorted(again) == sorted(whole)
+    assert not (run / "stages" / "synthesise.stopped-1").exists()
+    assert (run / "stages" / "dppo.stopped-1").exists()
+    (made / "manifest.json").unlink()
+    for stage in ("base_eval", "dppo", "final_eval"):
+        (run / "stages" / stage / "manifest.json").unlink()
+    assert _run(*arguments, "stages.synthesise.rl_v2=3", env=environment).returncode == 0
+    assert len((made / "items.jsonl").read_text().splitlines()) == 9
+    assert (run / "stages" / "synthesise.stopped-1").exists(), "of other settings: begun again"
+
+
 def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     arguments = ("experiment=reterm", "scale=dry", f"run_dir={tmp_path}/run")
     assert _run(*arguments).returncode == 0

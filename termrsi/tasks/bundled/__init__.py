@@ -12,7 +12,7 @@ from pathlib import Path
 
 from termrsi.errors import ConfigError
 from termrsi.tasks.bundled import data, files, repair, system, text
-from termrsi.tasks.bundled.recipe import Draw, Maker
+from termrsi.tasks.bundled.recipe import Draw, Maker, Recipe
 from termrsi.tasks.bundled.words import SPLITS
 from termrsi.tasks.bundled.write import Label, write
 
@@ -83,11 +83,15 @@ def ensure(
     return target
 
 
-def _write_one(root: Path, label: Label) -> Path:
-    draw = Draw(label.family, label.level, label.split, label.seed)
-    recipe = RECIPES[label.family][label.level - 1](draw)
+def draw(label: Label) -> tuple[Recipe, int]:
+    """The task of this label, and the number of the wording that is its instruction."""
+    recipe = RECIPES[label.family][label.level - 1](Draw(label.family, label.level, label.split, label.seed))
     own = [i for i in range(len(recipe.wordings)) if OF_FIVE[i % 5] == label.split]
-    template = own[label.seed % len(own)]
+    return recipe, own[label.seed % len(own)]
+
+
+def _write_one(root: Path, label: Label) -> Path:
+    recipe, template = draw(label)
     recorded = SPLITS.index(label.split) * SEEDS_PER_SPLIT + label.seed
     return write(root, label, recipe, template=template, recorded_seed=recorded)
 

@@ -1,5 +1,6 @@
 """A recipe becomes a Harbor task directory: instruction, task.toml, environment, tests with a small bash harness, solution."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,18 +70,19 @@ def write(root: Path, label: Label, recipe: Recipe, *, template: int, recorded_s
     name = f"{label.family}-{label.level}-{label.split}-{label.seed:04d}"
     target = root / name
     (target / "environment" / "files").mkdir(parents=True, exist_ok=True)
-    _put(target / "instruction.md", recipe.wordings[template] + "\n")
-    _put(target / "task.toml", _config(label, template, recorded_seed))
-    _put(target / "environment" / "Dockerfile", _dockerfile(label.family, recipe))
+    put(target / "instruction.md", recipe.wordings[template] + "\n")
+    put(target / "task.toml", _config(label, template, recorded_seed))
+    put(target / "environment" / "Dockerfile", dockerfile(label.family, recipe))
     for path, content in recipe.files.items():
         # Scripts can be run by name; a recipe that wants them otherwise says so in its setup.
-        _put(target / "environment" / "files" / path, content, mode=0o755 if content.startswith("#!") else 0o644)
-    _put(target / "tests" / "test.sh", _tests(recipe.checks), mode=0o755)
-    _put(target / "solution" / "solve.sh", f"#!/bin/bash\nset -e\ncd /app\n{recipe.solution}\n", mode=0o755)
+        put(target / "environment" / "files" / path, content, mode=0o755 if content.startswith("#!") else 0o644)
+    put(target / "tests" / "test.sh", test_script(recipe.checks), mode=0o755)
+    put(target / "solution" / "solve.sh", f"#!/bin/bash\nset -e\ncd /app\n{recipe.solution}\n", mode=0o755)
     return target
 
 
-def _put(path: Path, content: str, mode: int = 0o644) -> None:
+def put(path: Path, content: str, mode: int = 0o644) -> None:
+    """A file with its mode, and the directories above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8", newline="\n")
     path.chmod(mode)
@@ -110,12 +112,13 @@ memory_mb = 512
 """
 
 
-def _dockerfile(family: str, recipe: Recipe) -> str:
+def dockerfile(family: str, recipe: Recipe) -> str:
     lines = ["FROM debian:bookworm-slim", "WORKDIR /app", "COPY files/ /app/"]
     lines += [f"RUN {line}" for line in (*_TOOLS.get(family, ()), *recipe.setup)]
     return "\n".join(lines) + "\n"
 
 
-def _tests(checks: dict[str, str]) -> str:
+def test_script(checks: Mapping[str, str]) -> str:
+    """tests/test.sh: each check (name -> bash) in a subshell; a report, and the reward 1 if all of them pass."""
     functions = "".join(f"check_{name}() {{\n{body}\n}}\n" for name, body in checks.items())
     return _HARNESS.replace("@FUNCTIONS@", functions).replace("@NAMES@", " ".join(checks))

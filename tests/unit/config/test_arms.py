@@ -218,6 +218,12 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "sampling.max_tokens": 8192,
     },
     "tmax": {
+        "stages.synthesise.legacy": 10000,
+        "stages.synthesise.rl_v2": 5000,
+        "stages.synthesise.sft_v2": 0,
+        "stages.synthesise.axes.language.python": 0.35,
+        "stages.synthesise.axes.language.c": 0.15,
+        "stages.dppo.tasks_from": "synthesise",
         "stages.dppo.steps": 500,
         "stages.dppo.groups": 8,
         "stages.dppo.group_size": 32,

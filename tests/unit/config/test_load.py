@@ -176,6 +176,8 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rpr_2.reward.delta=0.7", "at most 1"),
         ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
         ("stages.rsr_1.harnesses=[]", "name at least one"),
+        ("stages.sft_1.tasks_from=rsr_1", "unknown key 'stages.sft_1.tasks_from'"),
+        ("stages.rsr_1.tasks_from=base_eval", "writes no tasks"),
         ("stages.sft_1.data=", "reads data=''"),
         ("stages.rpr_1.critic=", "reads critic=''"),
         ("model.compute=fp8", "valid: bf16, fp32"),
@@ -187,6 +189,25 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
 )
 def test_what_would_fail_later_is_refused_at_once(override: str, part: str) -> None:
     assert part in str(refusal(*BASE, *override.split()))
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("stages.synthesise.legacy=0", "no items"),
+        ("stages.synthesise.rounds=1", "rounds has no effect: the author is no model"),
+        ("stages.synthesise.author=policy", "families are of the procedural author"),
+        ("stages.synthesise.author=policy stages.synthesise.families=[]", "may need a context of 22016"),
+        ("stages.synthesise.axes.domain.security=-1", "security=-1"),
+        ("+stages.synthesise.axes.domain.cooking=1", "unknown domain 'cooking'"),
+        ("stages.synthesise.benchmarks=[/nowhere]", "no benchmark at '/nowhere'"),
+        ("stages.synthesise.tasks_from=base_eval", "unknown key"),
+        ("stages.dppo.tasks_from=base_eval", "writes no tasks"),
+        ("pipeline=[base_eval,dppo,synthesise,final_eval]", "which no earlier stage writes"),
+    ],
+)
+def test_settings_of_synthesis_that_cannot_be(override: str, part: str) -> None:
+    assert part in str(refusal("experiment=tmax", "scale=laptop", *override.split()))
 
 
 @pytest.mark.parametrize(

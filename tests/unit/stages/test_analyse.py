@@ -93,6 +93,8 @@ class Evaluated:
             queue=None,
             groups=made.groups,
             scan=made.scan,
+            pool=made.pool,
+            verifier=made.verifier,
             inputs=inputs,
             log=lambda stage, values: None,
             progress=Progress(),
