@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -19,7 +18,8 @@ from termrsi.harness.render import ChatFormat
 from termrsi.places import cache_dir
 from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import TaskSpec
-from termrsi.reward.checks import TaskChecks, measure, solution
+from termrsi.reward.checks import TaskChecks, content_key, measure
+from termrsi.reward.oracle import solution
 from termrsi.stages.base import Splits
 
 Say = Callable[[str], None]
@@ -312,8 +312,4 @@ def require(splits: Splits, config: Config, cure: str) -> None:
 
 def checks_key(task: TaskSpec, backend: str, kit: str) -> str:
     """Of every file of the task directory, and of what its checks may depend on beside: the backend, and the kit they come from."""
-    whole = hashlib.sha256(f"checks-4\0{backend}\0{kit and Path(kit).absolute()}\0".encode())
-    root = Path(task.path)
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()[:32]
+    return content_key(task.path, "checks-4", backend, str(kit and Path(kit).absolute()))

@@ -33,9 +33,9 @@ def scan(task: TaskSpec, text: str) -> tuple[str, ...]:
     characters of verifier or solution; path: an absolute path of the tests; test_name: a test file's or function's name.
     """
     root, public = Path(task.path), task.instruction
-    tests = dict(_texts(root, "tests"))
+    tests = dict(texts(root, "tests"))
     verifier = "\n".join(tests.values())
-    solution = "\n".join(content for _, content in _texts(root, "solution"))
+    solution = "\n".join(content for _, content in texts(root, "solution"))
     found: set[str] = set()
     if (_ngrams(text) & _ngrams(verifier)) - _ngrams(public):
         found.add("ngram")
@@ -48,7 +48,7 @@ def scan(task: TaskSpec, text: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _texts(root: Path, folder: str) -> Iterator[tuple[str, str]]:
+def texts(root: Path, folder: str) -> Iterator[tuple[str, str]]:
     """Name and content of the text files of a folder of the task, and of its steps."""
     for place in (root / folder, *sorted(root.glob(f"steps/*/{folder}"))):
         for path in sorted(place.rglob("*")):
