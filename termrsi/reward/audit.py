@@ -174,7 +174,7 @@ class Auditor:
         seconds = max((one.seconds for run in runs for one in run.times if one.what.startswith("its solution")), default=0.0)
         states = [state for _, state in solved]
         yield gates.mutation(await self._mutants(task, limits, states, seconds, online=networked))
-        yield gates.flaky(runs, nothing)
+        yield gates.flaky(runs, nothing, replayed)
         yield gates.in_time([*runs, *nothing])
 
     async def _builds(self, task: TaskSpec) -> Finding:

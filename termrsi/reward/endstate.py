@@ -33,12 +33,13 @@ async def taken(sandbox: Sandbox, instruction: str) -> dict[str, str] | None:
     """
     left_out = [*ALWAYS, *(place for place in UNLESS_NAMED if place not in instruction)]
     prune = " -o ".join([f"-path {place}" for place in left_out] + ["-name __pycache__", f"-path '{_MARK[:-5]}*'"])
-    find = f"find / \\( {prune} \\) -prune -o -cnewer {_MARK}"
+    names = "sed -nz 's/^{}[^\\t]*\\t//p' " + _FOUND
+    listed = 'ls -A -- "$d" | grep -vx __pycache__ | sha256sum | cut -c-64'
     script = (
-        f"{{ {find} -printf '%y %m %U:%G %l\\t%p\\0' && {find} -type f -print0 | xargs -0 -r sha256sum -z -- && "
-        f"{find} -type d -print0 | while IFS= read -rd '' d; do "
-        'printf \'%s  %s\\0\' "$(ls -A -- "$d" | grep -vx __pycache__ | sha256sum | cut -c-64)" "$d"; done; } '
-        f"> {_FOUND} 2> /dev/null"
+        f"find / \\( {prune} \\) -prune -o -cnewer {_MARK} -printf '%y %m %U:%G %l\\t%p\\0' > {_FOUND} 2> /dev/null && "
+        f"{{ {names.format('f')} | xargs -0 -r sha256sum -z -- && {names.format('d')} | "
+        f"while IFS= read -rd '' d; do printf '%s  %s\\0' \"$({listed})\" \"$d\"; done; }} > {_FOUND}-2 && "
+        f"cat {_FOUND}-2 >> {_FOUND}"
     )
     result = await sandbox.run(f"( set -o pipefail; {script} )", LIMIT_S)
     if result.exit_code != 0 or result.timed_out:

@@ -11,7 +11,7 @@ empty     an empty submission never does
 replay    the solution passes in a clean sandbox when its own directory is gone before the verifier comes: nothing that only the
           solution's author has may matter; and a second verification of the same state says the same (ours)
 mutation  broken solutions that leave another state behind are noticed
-flaky     two runs of one submission have the same checks, with the same results
+flaky     two runs of one submission, and two verifications of one state, have the same checks with the same results
 time      solution and verifier need no more than a share of their own limits
 """
 
@@ -132,9 +132,9 @@ def replay(run: Run) -> Finding:
         return _of("replay", Outcome.reject, why, *(f"fails: {check}" for check in run.verdict.failed[:SHOWN]))
     if run.again is None:
         return _of("replay", Outcome.flag, f"a second verification of the same state has no result: {run.fault}")
-    checks = differing([run.verdict, run.again])
-    if checks or not run.again.strict:
+    if run.again.reward != run.verdict.reward:
         what = f"a second verification of the same state gives {run.again.reward:g}, the first {run.verdict.reward:g}"
+        checks = differing([run.verdict, run.again])
         return _of("replay", Outcome.flag, what, *(f"differs: {check}" for check in checks[:SHOWN]))
     return _of("replay")
 
@@ -153,11 +153,17 @@ def mutation(tried: Sequence[Tried]) -> Finding:
     return _of("mutation", outcome, said, *(f"not noticed: {one.what}" for one in missed[:SHOWN]))
 
 
-def flaky(solved: Sequence[Run], nothing: Sequence[Run]) -> Finding:
+def flaky(solved: Sequence[Run], nothing: Sequence[Run], replayed: Run) -> Finding:
+    """By runs of one submission, and by the two verifications of one state."""
+    pairs = {
+        "two runs of the solution": [run.verdict for run in solved],
+        "two runs of an empty submission": [run.verdict for run in nothing],
+        "two verifications of one state": [replayed.verdict, replayed.again],
+    }
     found = [
-        f"{check} differs between two runs of {what}"
-        for what, runs in (("the solution", solved), ("an empty submission", nothing))
-        for check in differing([run.verdict for run in runs if run.verdict is not None])
+        f"{check} differs between {what}"
+        for what, verdicts in pairs.items()
+        for check in differing([verdict for verdict in verdicts if verdict is not None])
     ]
     return _of("flaky", Outcome.flag, *found[:SHOWN]) if found else _of("flaky")
 
