@@ -70,6 +70,7 @@ def _folder(path: str, options: Options) -> Path:
 async def _audited(result: LoadResult, options: Options, judge: Writer | None, log: Path) -> list[TaskAudit]:
     from termrsi.places import cache_dir
     from termrsi.reward.audit import Auditor
+    from termrsi.reward.inspection import Bench
     from termrsi.reward.verifiers import TaskVerifier
     from termrsi.sandbox.host_pool import HostPool
     from termrsi.sandbox.machines import Limits
@@ -81,14 +82,12 @@ async def _audited(result: LoadResult, options: Options, judge: Writer | None, l
     offline = pool(network=False)
     online = pool(network=True) if options.network == "host" else None
     auditor = Auditor(
-        pool=offline,
-        verifier=TaskVerifier(kit=options.kit or None, beside=offline.beside),
+        bench=Bench(offline, TaskVerifier(kit=options.kit or None, beside=offline.beside)),
         log=log,
         mutants=options.mutants,
         jobs=options.jobs,
         salt=(options.backend, options.network, options.build_network, str(options.kit and Path(options.kit).absolute())),
-        online=online,
-        online_verifier=TaskVerifier(beside=online.beside) if online else None,
+        online=Bench(online, TaskVerifier(beside=online.beside)) if online else None,
         judge=judge,
         judge_name=options.judge_model,
     )

@@ -20,7 +20,7 @@ from typing import Any
 from termrsi import setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import Config
-from termrsi.config.stages import READS, PolicyOptimConfig, RprConfig, StageConfig
+from termrsi.config.stages import READS, AuditConfig, PolicyOptimConfig, RprConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy
@@ -30,10 +30,11 @@ from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
-from termrsi.stages.base import Context, StageResult
+from termrsi.stages import audit, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
+from termrsi.stages.base import Context, Splits, StageResult
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
+    "audit": audit.run,
     "evaluate": evaluate.run,
     "rsr": rsr.run,
     "sft": sft.run,
@@ -200,6 +201,18 @@ class Pipeline:
             raise StageError(f"stage {source!r} left no {what}", str(self._dir(source)))
         return Path(manifest["entry"]["outputs"][what])
 
+    def _tasks(self, name: str, tasks: Splits) -> Splits:
+        """What a stage takes tasks from: of the train split, where it names an audit, what that left. Raises StageError."""
+        source = getattr(self._config.stages[name], "tasks_from", "")
+        if not source:
+            return tasks
+        path = self._output(source, "tasks")
+        stay = {entry["task"] for entry in json.loads(path.read_text())}
+        train = [task for task in tasks.train if task.id in stay]
+        if not train:
+            raise StageError(f"no train task of this run is among those that {source!r} left", str(path))
+        return Splits(train, tasks.validation, tasks.heldout)
+
     # One stage
 
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
@@ -218,7 +231,7 @@ class Pipeline:
             config=self._config,
             name=name,
             out=out,
-            tasks=parts.tasks,
+            tasks=self._tasks(name, parts.tasks),
             checks=parts.checks,
             chat=parts.chat,
             generator=parts.generator,
@@ -233,6 +246,8 @@ class Pipeline:
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
             sync=lambda: _sync(parts),
+            # Beside the stages: one that was stopped begins again, and finds there what it had found.
+            auditor=parts.auditor(config, self.run_dir / "audits" / name) if isinstance(config, AuditConfig) else None,
         )
         if config.kind in TRAINS:
             self._loaded = ""

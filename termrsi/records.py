@@ -346,6 +346,9 @@ class TaskAudit:
     task_id: str
     path: str
     findings: tuple[Finding, ...]
+    sandbox_s: float = 0.0  # what it took this time: of what was found before, nothing
+    prompt_tokens: int = 0  # of the judges
+    completion_tokens: int = 0
 
     @property
     def verdict(self) -> str:

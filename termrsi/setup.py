@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from termrsi.config.schema import Config
-from termrsi.config.stages import USES, EvaluateConfig
+from termrsi.config.stages import USES, AuditConfig, EvaluateConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
 from termrsi.places import cache_dir
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Auditor, Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import TaskSpec
 from termrsi.reward.checks import TaskChecks, content_key, measure
 from termrsi.reward.oracle import solution
@@ -110,6 +110,8 @@ class Parts(Protocol):
 
     async def close_reference(self) -> None: ...
 
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor: ...
+
     async def close(self) -> None: ...
 
 
@@ -146,6 +148,11 @@ class DryParts:
         return FakePolicy()
 
     async def close_reference(self) -> None: ...
+
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor:
+        from termrsi.fakes import FakeAuditor
+
+        return FakeAuditor(rejected=frozenset({self.tasks.train[-1].id}))
 
     async def close(self) -> None: ...
 
@@ -200,6 +207,23 @@ class RealParts:
 
     async def close_reference(self) -> None:
         await self._cluster.close_reference()
+
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor:
+        """In the run's own sandboxes; what it finds is kept in `folder`. Raises ConfigError for a judge that cannot be had."""
+        from termrsi.judge import judge_of
+        from termrsi.reward.audit import Auditor as TaskAuditor
+        from termrsi.reward.inspection import Bench
+
+        c, pool = self.config, self._cluster.pool
+        return TaskAuditor(
+            bench=Bench(pool, pool),
+            log=folder / "audit.jsonl",
+            mutants=stage.mutants,
+            jobs=c.sandbox.concurrency,
+            salt=(c.sandbox.backend, c.sandbox.network, c.sandbox.build_network, c.tasks.kit),
+            judge=judge_of(stage.judge, stage.judge_model, stage.judge_key_env),
+            judge_name=stage.judge_model,
+        )
 
     async def close(self) -> None:
         await self._cluster.close()

@@ -143,7 +143,7 @@ def _check_stage(config: Config, name: str, earlier: list[str]) -> None:
         raise ConfigError(f"cap=false with kind={reward.kind.value}", f"stages.{name}.reward", "only a count may exceed 1")
     for key, needed in stages.READS.items():
         source = getattr(stage, key, None)
-        none = (key == "policy" and source == "base") or (key == "baseline" and not source)
+        none = (key == "policy" and source == "base") or (key in ("baseline", "tasks_from") and not source)
         new = key == "critic" and not source and getattr(stage, "critic_init", None) is schema.CriticInit.reset
         if source is None or none or new:
             continue

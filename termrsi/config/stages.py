@@ -1,6 +1,6 @@
 """What each kind of stage may be told: one dataclass per kind, picked by its group file in `conf/stage/`.
 
-Fields named `policy`, `critic`, `data` and `baseline` hold the names of the earlier stages whose results it reads.
+Fields named `policy`, `critic`, `data`, `baseline` and `tasks_from` hold the names of the earlier stages whose results it reads.
 """
 
 from dataclasses import dataclass, field
@@ -35,6 +35,30 @@ class StageConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class DrawsConfig(StageConfig):
+    """What every stage has that draws train tasks. `tasks_from`: an audit, whose clean tasks alone are drawn then."""
+
+    tasks_from: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditConfig(StageConfig):
+    """Which train tasks are fit to be trained on: gates that need no model, and two judges where a server is named."""
+
+    kind: str = "audit"
+    mutants: int = 8  # broken copies of each solution, that the verifier is to notice
+    keep_flagged: bool = False  # what has a small fault stays
+    judge: str = ""  # an OpenAI-compatible server
+    judge_model: str = ""
+    judge_key_env: str = ""  # the variable that holds its key
+
+    def __post_init__(self) -> None:
+        at_least("audit", 1, mutants=self.mutants)
+        if bool(self.judge) != bool(self.judge_model) or (self.judge_key_env and not self.judge):
+            raise ConfigError("a judge is a server and the name of its model", "audit", "give both judge and judge_model")
+
+
+@dataclass(slots=True, kw_only=True)
 class EvaluateConfig(StageConfig):
     """Mean@k and pass@k on a split."""
 
@@ -53,7 +77,7 @@ class EvaluateConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RsrConfig(StageConfig):
+class RsrConfig(DrawsConfig):
     """Discover, plan, screen, execute, collect."""
 
     kind: str = "rsr"
@@ -207,7 +231,7 @@ class RewardConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmupCriticConfig(StageConfig):
+class WarmupCriticConfig(DrawsConfig):
     """Fit a value model with the actor frozen until its explained variance is positive on held-out rollouts."""
 
     kind: str = "warmup_critic"
@@ -251,7 +275,7 @@ class RetentionConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class RprConfig(StageConfig):
+class RprConfig(DrawsConfig):
     """PPO with a critic: one sample per task, TB-GAE, four critic-only updates at the start of the phase."""
 
     kind: str = "rpr"
@@ -281,7 +305,7 @@ class RprConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class CollectRecoveryConfig(StageConfig):
+class CollectRecoveryConfig(DrawsConfig):
     """Failures of the policy, continued by an assisting teacher from the failure state; verified ones become SFT data."""
 
     kind: str = "collect_recovery"
@@ -298,7 +322,7 @@ class CollectRecoveryConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class RetermConfig(StageConfig):
+class RetermConfig(DrawsConfig):
     """GRPO over original groups and recovery groups drawn from a queue of the policy's own failures."""
 
     kind: str = "reterm"
@@ -321,7 +345,7 @@ class RetermConfig(StageConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class GrpoConfig(StageConfig):
+class GrpoConfig(DrawsConfig):
     """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO or DPPO, by `loss`.
 
     Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, and it replaces groups without contrast (its penalty on long
@@ -354,6 +378,7 @@ class GrpoConfig(StageConfig):
 
 
 STAGES: dict[str, type[StageConfig]] = {
+    "audit": AuditConfig,
     "evaluate": EvaluateConfig,
     "rsr": RsrConfig,
     "sft": SftConfig,
@@ -366,6 +391,7 @@ STAGES: dict[str, type[StageConfig]] = {
 
 # What each kind of stage leaves behind for later ones.
 WRITES: dict[str, frozenset[str]] = {
+    "audit": frozenset({"tasks"}),
     "evaluate": frozenset({"scores"}),
     "rsr": frozenset({"data"}),
     "sft": frozenset({"policy"}),
@@ -377,6 +403,7 @@ WRITES: dict[str, frozenset[str]] = {
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
+    "audit": ("train",),
     "evaluate": (),
     "rsr": ("train",),
     "sft": (),
@@ -386,4 +413,4 @@ USES: dict[str, tuple[str, ...]] = {
     "reterm": ("train", "validation"),
     "grpo": ("train", "validation"),
 }
-READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores"}
+READS = {"policy": "policy", "critic": "critic", "data": "data", "baseline": "scores", "tasks_from": "tasks"}

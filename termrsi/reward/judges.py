@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from termrsi.errors import EngineError
 from termrsi.ports import Writer
-from termrsi.records import Finding, Message, Outcome, SamplingParams, TaskSpec
+from termrsi.records import Finding, Message, Outcome, SamplingParams, TaskSpec, Writing
 from termrsi.reward.audit_log import AuditLog
 from termrsi.reward.dossier import Document, dossier
 
@@ -67,28 +67,33 @@ class Answer(BaseModel):
     value: Reading
 
 
-async def judged(task: TaskSpec, writer: Writer, name: str, key: str, log: AuditLog) -> tuple[Finding, ...]:
-    """One finding for each facet. What a judge said before of this task's content is not asked for again.
+async def judged(task: TaskSpec, writer: Writer, name: str, key: str, log: AuditLog) -> tuple[tuple[Finding, ...], Writing]:
+    """One finding for each facet, and what it took (without text). What a judge said of this content before is not asked again.
 
     A judge without a valid answer leaves every facet unjudged, if the other does not reject it.
     """
     answers: list[Answer | None] = []
     faults: list[str] = []
+    written: list[Writing] = []
     for number in range(1, JUDGES + 1):
         part = f"judge {number} {name}"
         known = log.found(key, part)
         if known is None:
-            answer, fault = await ask(task, writer, number)
+            answer, fault = await ask(task, writer, number, written)
             faults += [f"judge {number}: {fault}"] if fault else []
             log.add(key, part, task.id, answer.model_dump() if answer else fault, finished=answer is not None)
         else:
             answer = Answer.model_validate(known)
         answers.append(answer)
-    return tuple(_worse(facet, answers, faults) for facet in FACETS)
+    used = Writing("", sum(one.prompt_tokens for one in written), sum(one.completion_tokens for one in written))
+    return tuple(_worse(facet, answers, faults) for facet in FACETS), used
 
 
-async def ask(task: TaskSpec, writer: Writer, number: int) -> tuple[Answer | None, str]:
-    """The answer of one judge, or why there is none. Each has an order of facets and of documents, and a seed, of its own."""
+async def ask(task: TaskSpec, writer: Writer, number: int, written: list[Writing]) -> tuple[Answer | None, str]:
+    """The answer of one judge, or why there is none; all that it wrote goes to `written`.
+
+    Each has an order of facets and of documents, and a seed, of its own.
+    """
     documents = dossier(task)
     messages = prompt(documents, number)
     sampling = SamplingParams(TEMPERATURE, max_tokens=MAX_TOKENS, seed=number)
@@ -99,6 +104,7 @@ async def ask(task: TaskSpec, writer: Writer, number: int) -> tuple[Answer | Non
             writing = await writer.write(messages, sampling, key=f"audit/{task.id}/{number}")
         except EngineError as error:
             return None, f"the model could not be had: {error}"
+        written.append(writing)
         try:
             return parsed(writing.text, shown), ""
         except ValueError as error:

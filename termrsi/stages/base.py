@@ -14,7 +14,7 @@ from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
+from termrsi.ports import Auditor, Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, Scan
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, SamplingParams, ScoredRollout, TaskSpec
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
@@ -41,7 +41,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """`outputs` names what later stages may read: policy, critic (directories), data, scores (files)."""
+    """`outputs` names what later stages may read: policy, critic (directories), data, scores, tasks (files)."""
 
     outputs: dict[str, str]
     summary: dict[str, float | int | str | None]
@@ -91,6 +91,7 @@ class Context:
     log: Log
     progress: Progress
     sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
+    auditor: Auditor | None = None  # of an audit alone
     costs: Costs = field(default_factory=Costs)
 
     def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
