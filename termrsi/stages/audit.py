@@ -1,4 +1,4 @@
-"""Audit: which train tasks are fit to be trained on (River's filter of environments, arXiv 2608.22631); later stages draw from them.
+"""Audit: which train tasks are fit to be trained on (River's filter of environments, arXiv 2608.22631); later ones draw from them.
 
 The gates and their order: `reward.gates`. A task that could not be measured is left out as well, and is told apart.
 """

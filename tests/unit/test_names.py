@@ -138,5 +138,5 @@ def test_the_command_line_is_there() -> None:
     from termrsi import driver
 
     assert callable(driver.main)
-    for command in ("experiment=NAME", "stage=NAME", "doctor", "tasks list", "tasks check", "report RUN_DIR"):
+    for command in ("experiment=NAME", "stage=NAME", "doctor", "tasks list", "tasks check", "tasks audit", "report RUN_DIR"):
         assert command in driver.USAGE

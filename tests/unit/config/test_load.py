@@ -180,6 +180,7 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rpr_1.critic=", "reads critic=''"),
         ("model.compute=fp8", "valid: bf16, fp32"),
         ("sandbox.network=all", "valid: none, host"),
+        ("experiment=river stages.audit.mutants=0", "mutants=0"),
         ("cluster.rollout_workers=0", "rollout_workers=0"),
         ("cluster=join cluster.num_cpus=4", "of a Ray that the run starts itself"),
         ("scale=dry tasks.train=3", "brings tasks of its own"),
@@ -221,6 +222,22 @@ def test_nothing_to_run_lists_the_experiments() -> None:
 def test_a_stage_reads_what_an_earlier_one_wrote(overrides: tuple[str, ...], key: str, valid: str) -> None:
     error = refusal(*BASE, *overrides)
     assert (error.where, error.valid) == (key, f"valid: {valid}")
+
+
+def test_tasks_come_from_an_audit_or_from_the_whole_train_split() -> None:
+    river = ("experiment=river", "scale=laptop")
+    assert refusal(*river, "stages.grpo.tasks_from=base_eval").valid == "valid: audit"
+    error = refusal(*river, "stages.grpo.tasks_from=adit")
+    assert (error.where, error.valid) == ("stages.grpo.tasks_from", "valid: audit")
+    assert getattr(load((*river, "stages.grpo.tasks_from=")).stages["grpo"], "tasks_from", None) == ""
+    assert "tasks_from" in str(refusal(*river, "stages.final_eval.tasks_from=audit")), "which no evaluation has"
+
+
+@pytest.mark.parametrize(
+    "override", ["stages.audit.judge=http://x/v1", "stages.audit.judge_model=m", "stages.audit.judge_key_env=K"]
+)
+def test_half_a_judge_is_refused(override: str) -> None:
+    assert "give both judge and judge_model" in str(refusal("experiment=river", override))
 
 
 def test_the_pipeline_and_the_stages_must_agree() -> None:
