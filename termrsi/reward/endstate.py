@@ -20,8 +20,14 @@ LIMIT_S = 120.0
 _MARK, _FOUND = "/tmp/.termrsi-then", "/tmp/.termrsi-found"
 
 
-async def begin(sandbox: Sandbox) -> None:
-    """From here on: what is changed later is newer than the mark by its change time, which nothing can set back."""
+async def begin(sandbox: Sandbox, *, unlike: bool = False) -> None:
+    """From here on: what is changed later is newer than the mark by its change time, which nothing can set back.
+
+    `unlike`: another second of the clock begins first, and many processes have been: what holds the time or the number of a process
+    is then another than in a run before.
+    """
+    if unlike:
+        await sandbox.run("then=$(date +%s); until [ $(date +%s) != $then ]; do :; done", LIMIT_S)
     # Times of files go by ticks of some milliseconds: the next one has begun when this returns.
     await sandbox.run(f"touch {_MARK}; while touch {_FOUND}; [ ! {_FOUND} -nt {_MARK} ]; do :; done", LIMIT_S)
 

@@ -46,6 +46,7 @@ class _Submission:
     limit_s: float | None = None  # of a mutant
     forget: bool = False  # the solution's directory is removed, and the state verified twice
     watch: bool = False  # the state that the solution leaves is looked at
+    unlike: bool = False  # at another time, among other processes than a run before
     stop_at: tuple[State, State] | None = None  # states of the whole solution: its like is not verified
     state: dict[str, str] | None = field(default_factory=dict)
     again: list[Verdict] = field(default_factory=list)
@@ -56,7 +57,7 @@ class _Submission:
     async def act(self, sandbox: Sandbox, task: TaskSpec) -> None:
         """Runs the solution, or a mutant of it. Raises TaskError if the solution runs out of time, as a mutant may."""
         if self.watch:
-            await endstate.begin(sandbox)
+            await endstate.begin(sandbox, unlike=self.unlike)
         try:
             result = await oracle.solve(sandbox, task, self.scripts.get(task.step), limit_s=self.limit_s)
         except SandboxSpoiled as error:
@@ -115,7 +116,7 @@ class Inspection:
         """One for each gate, in their order; each measures what it needs. Whoever reads them stops where the task leaves."""
         yield self._loads()
         yield await self._builds()
-        solved = [await self._solved() for _ in range(RUNS)]
+        solved = [await self._run(solve=True, watch=True, unlike=number > 0) for number in range(RUNS)]
         runs = [run for run, _ in solved]
         online = None
         if not all(run.strict for run in runs) and self.online is not None:
@@ -125,7 +126,7 @@ class Inspection:
         if online is not None and self.online is not None and finding.outcome is Outcome.flag:
             # As it may: from here on it has what it needs.
             self.task, self.bench = _with_network(self.task), self.online
-            solved = [await self._solved() for _ in range(RUNS)]
+            solved = [await self._run(solve=True, watch=True, unlike=number > 0) for number in range(RUNS)]
             runs = [run for run, _ in solved]
         yield gates.oracle(runs)
         nothing = [(await self._run())[0] for _ in range(RUNS)]
@@ -172,12 +173,11 @@ class Inspection:
                 return Finding("builds", Outcome.passed)
         return Finding("builds", Outcome.unmeasured, (f"no sandbox could be started: {fault}",))
 
-    async def _solved(self) -> tuple[Run, State | None]:
-        return await self._run(solve=True, watch=True)
-
-    async def _run(self, *, solve: bool = False, watch: bool = False, forget: bool = False) -> tuple[Run, State | None]:
+    async def _run(
+        self, *, solve: bool = False, watch: bool = False, unlike: bool = False, forget: bool = False
+    ) -> tuple[Run, State | None]:
         """An empty submission, or the solution; with the state that it leaves, if that is watched."""
-        submission = partial(_Submission, self.bench.verifier, self._limits, watch=watch, forget=forget)
+        submission = partial(_Submission, self.bench.verifier, self._limits, watch=watch, unlike=unlike, forget=forget)
         made, verdict, why = await self._tried(submission, solve=solve)
         said = "\n".join(made.said)
         if isinstance(why, TaskError):

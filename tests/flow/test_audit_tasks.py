@@ -81,6 +81,8 @@ def found(port: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dic
     task(tasks / "tells-its-network", solution=fetches, toml="[environment]\nallow_internet = true\n")
     task(tasks / "slow", solution=f"sleep 5\n{SOLUTION}", toml=f"[agent]\ntimeout_sec = 9.0\n{OFFLINE}")
     task(tasks / "slow-to-judge", test=f"{TEST}sleep 5\n", toml=f"[verifier]\ntimeout_sec = 9.0\n{OFFLINE}")
+    looks = REWARD.format('[ "$(cat /app/a)" = 17 ] && [ "$(cat /app/b)" = 23 ] && [ -s /app/when ] && [ -s /app/number ]')
+    task(tasks / "holds-the-time", test=f"#!/bin/bash\n{looks}", solution=f"{SOLUTION}date > /app/when\necho $$ > /app/number\n")
     task(tasks / "no-verifier")
     (tasks / "no-verifier" / "tests" / "test.sh").unlink()
     return audited(tasks, root / "out", "network=host", "mutants=6")
@@ -121,16 +123,22 @@ def test_a_clean_task_passes_all(found) -> None:
     assert by_task["clean"]["mutation"][1] == ["6 of 6 broken solutions noticed (100%); 0 changed nothing, 0 had no result"]
 
 
+def test_what_no_two_runs_share_is_no_difference(found) -> None:
+    """Times and numbers of processes: a broken solution is not told from the whole by them, and the verifier not blamed."""
+    _, by_task = found
+    assert {outcome for outcome, _ in by_task["holds-the-time"].values()} == {"passed"}, by_task["holds-the-time"]
+
+
 def test_the_funnel_and_the_verdicts_are_printed(found) -> None:
     printed, _ = found
     rows = {cells[0]: cells[1:] for line in printed.splitlines() if (cells := [cell.strip() for cell in line.split("│")[1:-1]])}
-    assert rows["loads"][:4] == ["13", "1", "0", "0"]
-    assert rows["builds"][:4] == ["12", "1", "0", "0"]
-    assert rows["network"][:4] == ["11", "1", "0", "1"]
-    assert rows["oracle"][:4] == ["10", "1", "0", "0"]
-    assert rows["mutation"][:4] == ["7", "1", "0", "0"]
-    assert rows["time"][:4] == ["6", "0", "0", "2"]
-    assert "13 tasks: 1 clean, 5 flagged, 0 not measured, 7 rejected" in printed
+    assert rows["loads"][:4] == ["14", "1", "0", "0"]
+    assert rows["builds"][:4] == ["13", "1", "0", "0"]
+    assert rows["network"][:4] == ["12", "1", "0", "1"]
+    assert rows["oracle"][:4] == ["11", "1", "0", "0"]
+    assert rows["mutation"][:4] == ["8", "1", "0", "0"]
+    assert rows["time"][:4] == ["7", "0", "0", "2"]
+    assert "14 tasks: 2 clean, 5 flagged, 0 not measured, 7 rejected" in printed
     assert "rejected: no-verifier\n  loads: tests/test.sh is missing" in printed
     assert "no judge was given" in printed
 
