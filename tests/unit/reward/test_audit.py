@@ -8,8 +8,8 @@ import pytest
 
 from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
-from termrsi.records import CommandResult, EnvironmentSpec, Outcome, Snapshot, TaskAudit, TaskSpec, Verdict
-from termrsi.reward import gates, inspection
+from termrsi.records import CommandResult, EnvironmentSpec, Outcome, Snapshot, TaskAudit, TaskSpec, Verdict, Writing
+from termrsi.reward import gates, inspection, judges
 from termrsi.reward.audit import Auditor
 from termrsi.reward.inspection import Bench
 
@@ -187,3 +187,26 @@ async def test_a_judge_reads_what_passed_every_gate_only(tmp_path: Path) -> None
         await audited(World(), made(tmp_path, "a"), log=tmp_path / "log", judge=Silent())
     await audited(World(), made(tmp_path, "b", "echo bad\n"), log=tmp_path / "log", judge=Silent())
     assert asked == ["audit/a/1"]
+
+
+async def test_what_the_judges_say_stands_behind_the_gates_and_is_asked_once(task: TaskSpec, tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    class Strict:
+        async def write(self, messages, sampling, key="", begun=""):
+            seeds.append(sampling.seed)
+            said = {facet: {"verdict": "accept", "reason": "", "evidence": []} for facet in judges.FACETS}
+            if sampling.seed == 2:
+                said["leakage"] = {"verdict": "reject", "reason": "it is there", "evidence": ["do it"]}
+            return Writing(json.dumps(said), 50, 5)
+
+    log = tmp_path / "log"
+    (audit,) = await audited(World(), task, log=log, judge=Strict(), judge_name="m")
+    assert (audit.verdict, audit.prompt_tokens) == ("rejected", 100)
+    assert list(said(audit)) == [*gates.GATES, *judges.FACETS]
+    (again,) = await audited(World(), task, log=log, judge=Strict(), judge_name="m")
+    assert (again.findings, again.prompt_tokens, again.sandbox_s) == (audit.findings, 0, 0.0)
+    assert seeds == [1, 2]
+    await audited(World(), task, log=log, judge=Strict(), judge_name="another")
+    assert seeds == [1, 2, 1, 2], "another model is another judge; the gates are not measured again"
+    assert len(log.read_text().splitlines()) == 1 + 2 + 2
