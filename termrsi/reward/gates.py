@@ -54,7 +54,8 @@ class Run:
     refused: str = ""  # by the task: it runs out of time, spoils its sandbox, has no solution
     fault: str = ""  # of the machine, after every retry; beside a verdict: of the second verification
     said: str = ""  # the ends of what its solution and its verifier printed
-    times: tuple[Timed, ...] = ()
+    times: tuple[Timed, ...] = ()  # of what has a limit of its own
+    solve_s: float = 0.0
 
     @property
     def strict(self) -> bool:

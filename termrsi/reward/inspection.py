@@ -53,6 +53,7 @@ class _Submission:
     again_fault: str = ""
     said: list[str] = field(default_factory=list)
     times: list[Timed] = field(default_factory=list)
+    solve_s: float = 0.0
 
     async def act(self, sandbox: Sandbox, task: TaskSpec) -> None:
         """Runs the solution, or a mutant of it. Raises TaskError if the solution runs out of time, as a mutant may."""
@@ -63,12 +64,13 @@ class _Submission:
         except SandboxSpoiled as error:
             raise TaskError(f"its own solution leaves the sandbox unusable: {error.what}", task.id) from error
         self.said.append(result.output[-SAID_CHARS:])
+        self.solve_s += result.duration_s
         if self.limit_s is None:
             oracle.in_time(result, task)
         if task.agent_timeout_s:
             self.times.append(Timed(_step("its solution", task), result.duration_s, task.agent_timeout_s))
         if self.forget:
-            await sandbox.run(f"cd /; rm -rf {oracle.PLACE}")
+            await sandbox.run(f"rm -rf {oracle.PLACE}")
         if self.watch and self.state is not None:
             found = await endstate.taken(sandbox, task.instruction)
             self.state = None if found is None else self.state | {f"{task.step}:{path}": what for path, what in found.items()}
@@ -135,7 +137,7 @@ class Inspection:
         yield gates.replay(replayed)
         (_, first), (_, second) = solved
         whole = (first, second) if first is not None and second is not None else None
-        seconds = max((one.seconds for run in runs for one in run.times if one.what.startswith("its solution")), default=0.0)
+        seconds = max(run.solve_s for run in runs)
         yield gates.mutation(await self._mutants(whole, max(MUTANT_FLOOR_S, MUTANT_TIMES * seconds)))
         yield gates.flaky(runs, nothing, replayed)
         yield gates.in_time([*runs, *nothing])
@@ -187,7 +189,8 @@ class Inspection:
         again = None
         if made.again and not made.again_fault:
             again = steps.judged(self.task, made.again) if self.task.steps else made.again[0]
-        return Run(verdict, again, fault=made.again_fault, said=said, times=tuple(made.times)), made.state if watch else None
+        run = Run(verdict, again, fault=made.again_fault, said=said, times=tuple(made.times), solve_s=made.solve_s)
+        return run, made.state if watch else None
 
     async def _tried(
         self, submission: Callable[[], _Submission], *, solve: bool

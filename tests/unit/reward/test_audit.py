@@ -27,6 +27,7 @@ class World:
         self.verify_fault: Callable[[int], Exception | None] = lambda number: None
         self.run_fault: Exception | None = None
         self.verified = 0
+        self.given_s: list[float | None] = []  # to each solution
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
         self.leases += 1
@@ -46,9 +47,11 @@ class World:
         self.text = (source / "solve.sh" if source.is_dir() else source).read_text()
 
     async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        if "bash /solution" in command and self.run_fault is not None:
-            raise self.run_fault
-        return CommandResult(1 if "find /" in command else 0, "")  # no state can be had
+        if "bash /solution" in command:
+            self.given_s.append(timeout_s)
+            if self.run_fault is not None:
+                raise self.run_fault
+        return CommandResult(1 if "find /" in command else 0, "", duration_s=20.0)  # no state can be had
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         self.verified += 1
@@ -142,6 +145,13 @@ async def test_a_mutant_is_verified_as_it_is(tmp_path: Path) -> None:
     (audit,) = await audited(World(), weak, log=tmp_path / "log", mutants=9)
     assert audit.findings[6].outcome is Outcome.reject
     assert audit.findings[6].evidence[0].startswith("1 of 4 broken")  # it ends half-way, or one of its commands is left out
+
+
+async def test_a_mutant_has_three_times_the_solutions_seconds(task: TaskSpec, tmp_path: Path) -> None:
+    world = World()
+    (audit,) = await audited(world, task, log=tmp_path / "log")
+    assert world.given_s == [600.0, 600.0, 600.0, 60.0]
+    assert said(audit)["time"] is Outcome.passed, "a task without a limit has none to come near"
 
 
 async def test_finished_items_are_never_done_twice(tmp_path: Path) -> None:
