@@ -1,7 +1,7 @@
 """The entry point: `termrsi`, `python -m termrsi`. Subcommands before Hydra; heavy imports only once the configuration is sound.
 
 termrsi experiment=NAME [scale=…] [key=value …]     run a pipeline, or go on with one
-termrsi doctor | tasks list|show|check|kit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT
+termrsi doctor | tasks list|show|check|kit|audit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT
 """
 
 import asyncio
@@ -19,6 +19,8 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi tasks show PATH                     all that is known of each, its verifier's contract too
        termrsi tasks check PATH                    run each task's solution and an empty submission
                  [strict=true] [backend=docker] [attempts=N] [jobs=N] [run=false] [kit=DIR]
+       termrsi tasks audit PATH|bundled            which tasks are fit to be trained on: gates in sandboxes, and judges
+                 [jobs=N] [mutants=N] [network=host] [kit=DIR] [out=DIR] [judge=URL judge_model=NAME judge_key_env=VAR]
        termrsi tasks kit PATH [out=DIR]            fetch once what their verifiers install, to verify without a network
        termrsi data show FILE|RUN_DIR [rows=N]     rows of the data sets that stages write: lineage, counts
                  [text=true tokenizer=DIR]         and their text, with what is trained on marked

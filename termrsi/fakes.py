@@ -13,7 +13,7 @@ import math
 import posixpath
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +31,13 @@ from termrsi.records import (
     CommandResult,
     Completion,
     EnvironmentSpec,
+    Finding,
+    Outcome,
     RecoveryPoint,
     Sample,
     SamplingParams,
     Snapshot,
+    TaskAudit,
     TaskSpec,
     UpdateMetrics,
     Verdict,
@@ -715,6 +718,19 @@ class FakeRecoveryStore:
         left = self._queue.take(len(self._queue))
         self._queue = RecoveryQueue(capacity)
         return left
+
+
+@dataclass(frozen=True, slots=True)
+class FakeAuditor:
+    """`ports.Auditor`: every task is clean but those named."""
+
+    rejected: frozenset[str] = frozenset()
+
+    async def run(self, tasks: Sequence[TaskSpec]) -> AsyncGenerator[TaskAudit, None]:
+        for task in tasks:
+            bad = task.id in self.rejected
+            finding = Finding("empty", Outcome.reject, ("told to reject",)) if bad else Finding("empty", Outcome.passed)
+            yield TaskAudit(task.id, task.path, (finding,))
 
 
 class FakeTasks(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any
 from termrsi import setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import Config
-from termrsi.config.stages import PLAYS, READS, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
+from termrsi.config.stages import PLAYS, READS, AuditConfig, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy
@@ -31,11 +31,12 @@ from termrsi.report.sinks import Sinks
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import analyse, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
+from termrsi.stages import analyse, audit, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
 from termrsi.stages.base import Context, Costs, Splits, StageResult
 from termrsi.stages.finished import FinishedRollouts
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
+    "audit": audit.run,
     "evaluate": evaluate.run,
     "rsr": rsr.run,
     "sft": sft.run,
@@ -48,7 +49,9 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "synthesise": synthesise.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
-RESUMES = frozenset({"rsr", "collect_recovery", "analyse", "synthesise"})  # go on within, item by item; the others begin again
+RESUMES = frozenset(
+    {"rsr", "collect_recovery", "analyse", "synthesise", "audit"}
+)  # go on within, item by item; the others begin again
 INPUTS = ("data", "baseline", "of", "against")  # of READS, what a stage reads as files
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
@@ -244,6 +247,7 @@ class Pipeline:
             sync=lambda: _sync(parts),
             writer=parts.writer,
             busy=parts.busy,
+            auditor=parts.auditor(config, out) if isinstance(config, AuditConfig) else None,
             finished=FinishedRollouts(out / "rollouts.jsonl") if config.kind in RESUMES else None,
         )
         if goes_on and (kept := out / "costs.json").is_file():

@@ -19,6 +19,7 @@ from termrsi.records import (
     SamplingParams,
     ScoredRollout,
     Snapshot,
+    TaskAudit,
     TaskSpec,
     UpdateMetrics,
     Verdict,
@@ -118,6 +119,14 @@ class Writer(Protocol):
 
         Raises EngineError once the model cannot be had, after the retries of whoever implements this.
         """
+        ...
+
+
+class Auditor(Protocol):
+    """Looks whether tasks are fit to be trained on."""
+
+    def run(self, tasks: Sequence[TaskSpec]) -> AsyncGenerator[TaskAudit, None]:
+        """Results in the order they finish; each task comes out exactly once. What was found before is not looked for again."""
         ...
 
 

@@ -331,6 +331,43 @@ class Verdict:
     kept: KeptFiles | None = None  # where the verifier was asked to keep them
 
 
+class Outcome(enum.StrEnum):
+    """What a gate of an audit says of a task. `unmeasured`: the machine, not the task, kept it from saying anything."""
+
+    passed = "passed"
+    flag = "flag"
+    reject = "reject"
+    unmeasured = "unmeasured"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of one gate, or of the judges on one facet. `evidence`: lines that the task's author can act on."""
+
+    gate: str
+    outcome: Outcome
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAudit:
+    """What an audit found of one task, up to the gate that it left at; its facets, if it was judged, stand last."""
+
+    task_id: str
+    path: str
+    findings: tuple[Finding, ...]
+    sandbox_s: float = 0.0  # what it took this time: of what was found before, nothing
+    prompt_tokens: int = 0  # of the judges
+    completion_tokens: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """clean, flagged, not measured or rejected: the worst of its findings."""
+        found = {finding.outcome for finding in self.findings}
+        words = {Outcome.reject: "rejected", Outcome.unmeasured: "not measured", Outcome.flag: "flagged"}
+        return next((word for outcome, word in words.items() if outcome in found), "clean")
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
     """A rollout the verifier has scored. Rewards are shaped later, by the stage that knows the calibration."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -13,14 +12,27 @@ from pathlib import Path
 from typing import Protocol
 
 from termrsi.config.schema import Config
-from termrsi.config.stages import USES, EvaluateConfig, SynthesiseConfig
+from termrsi.config.stages import USES, AuditConfig, EvaluateConfig, SynthesiseConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
 from termrsi.places import cache_dir
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, SandboxPool, Scan, Verifier, Writer
+from termrsi.ports import (
+    Auditor,
+    Critic,
+    Generator,
+    GroupStore,
+    Policy,
+    RecoveryStore,
+    Rollouts,
+    SandboxPool,
+    Scan,
+    Verifier,
+    Writer,
+)
 from termrsi.records import TaskSpec
-from termrsi.reward.checks import TaskChecks, measure, solution
+from termrsi.reward.checks import TaskChecks, content_key, measure
+from termrsi.reward.oracle import solution
 from termrsi.stages.base import Splits
 from termrsi.stages.roles import PolicyWriter
 
@@ -110,6 +122,7 @@ class Parts(Protocol):
 
     def writer(self, role: str) -> Writer:
         """The model that plays a role: one that is configured for it, or the policy."""
+        ...
 
     @property
     def pool(self) -> SandboxPool: ...
@@ -134,6 +147,8 @@ class Parts(Protocol):
     async def busy(self) -> dict[str, float]:
         """Seconds since the start in which each of generator, sandboxes and verifier had work; empty where nobody counts."""
         ...
+
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor: ...
 
     async def close(self) -> None: ...
 
@@ -181,6 +196,11 @@ class DryParts:
 
     async def busy(self) -> dict[str, float]:
         return {}
+
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor:
+        from termrsi.fakes import FakeAuditor
+
+        return FakeAuditor(rejected=frozenset({self.tasks.train[-1].id}))
 
     async def close(self) -> None:
         for writer in self._writers.values():
@@ -250,6 +270,22 @@ class RealParts:
     async def busy(self) -> dict[str, float]:
         return await self._cluster.busy()
 
+    def auditor(self, stage: AuditConfig, folder: Path) -> Auditor:
+        """In the run's own sandboxes; what it finds is kept in `folder`."""
+        from termrsi.reward.audit import Auditor as TaskAuditor
+        from termrsi.reward.inspection import Bench
+
+        c, pool = self.config, self._cluster.pool
+        return TaskAuditor(
+            bench=Bench(pool, pool),
+            log=folder / "audit.jsonl",
+            mutants=stage.mutants,
+            jobs=c.sandbox.concurrency,
+            salt=(c.sandbox.backend, c.sandbox.network, c.sandbox.build_network, c.tasks.kit),
+            judge=self.writer("judge") if stage.judge else None,
+            judge_name=(c.roles["judge"].model if "judge" in c.roles else stage.policy) if stage.judge else "",
+        )
+
     async def close(self) -> None:
         await self._cluster.close()
 
@@ -309,9 +345,18 @@ def _loaded(folders: Iterable[Path], config: Config, say: Say) -> list[TaskSpec]
 async def tasks_of(source: Path, parts: Parts, config: Config, say: Say) -> tuple[Splits, dict[str, TaskChecks]]:
     """The splits of a stage that takes its train tasks from an earlier one, and the checks of all of them.
 
-    `source`: a directory of tasks; all of them are to train on, and the other splits stay. Raises ConfigError if none can be used.
+    `source`: a directory of tasks, all of them to train on, or an audit's list of those that stay; the other splits stay. Raises
+    ConfigError if none can be used.
     """
-    made = [replace(task, split="train") for task in _loaded([source], config, say)]
+    if source.is_file():
+        entries = {entry["task"]: Path(entry["path"]) for entry in json.loads(source.read_text())}
+        own = [task for task in parts.tasks.train if task.id in entries]
+        if len(own) == len(entries):
+            return Splits(own, parts.tasks.validation, parts.tasks.heldout), parts.checks
+        folders = list(entries.values())
+    else:
+        folders = [source]
+    made = [replace(task, split="train") for task in _loaded(folders, config, say)]
     splits = Splits(made, list(parts.tasks.validation), list(parts.tasks.heldout))
     checks = parts.checks | await measure_all(splits, parts.pool, parts.verifier, config, say)
     if not splits.train:
@@ -381,8 +426,4 @@ def require(splits: Splits, config: Config, cure: str) -> None:
 
 def checks_key(task: TaskSpec, backend: str, kit: str) -> str:
     """Of every file of the task directory, and of what its checks may depend on beside: the backend, and the kit they come from."""
-    whole = hashlib.sha256(f"checks-4\0{backend}\0{kit and Path(kit).absolute()}\0".encode())
-    root = Path(task.path)
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        whole.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()[:32]
+    return content_key(task.path, "checks-4", backend, str(kit and Path(kit).absolute()))

@@ -1,12 +1,11 @@
-"""`termrsi tasks list|show|check PATH`: what is in a collection, what was repaired or refused, and what its tasks do when run."""
+"""`termrsi tasks list|show|check|kit|audit PATH`: what is in a collection, what was repaired or refused, what its tasks do."""
 
 import asyncio
-import difflib
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -15,51 +14,9 @@ from rich.table import Table
 
 from termrsi.errors import ConfigError, TermrsiError
 from termrsi.records import LoadResult, StepSpec, TaskSpec, Verdict
+from termrsi.task_options import VALID, Options
 
 _OUT = Console(highlight=False, soft_wrap=True)
-VALID = (
-    "termrsi tasks list|show|check|kit PATH [strict=true] [backend=local|docker|gvisor] [attempts=N] [jobs=N] [run=false] [kit=DIR]"
-    " [build_network=none|host] [out=DIR] [python=3.N]"
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class Options:
-    """`out` and `python` are of kit, `strict` of all, the others of check alone."""
-
-    strict: bool = False  # by Harbor's and terminal-bench's own rules
-    backend: str = "local"
-    attempts: int = 1  # solutions and empty submissions of each task
-    jobs: int = 1  # sandboxes at the same time
-    run: bool = True  # False: only what loading tells
-    kit: str = ""  # an offline verification kit to verify with
-    build_network: str = "none"  # or "host": of a Dockerfile's RUN steps
-    out: str = ""  # where a kit is built; "": in the cache
-    python: str = ""  # of the sandboxes; "": the version of this machine's own python3
-
-    @classmethod
-    def of(cls, words: list[str]) -> "Options":
-        """From `key=value`. Raises ConfigError that names the nearest key, or what a value must be."""
-        known = {field.name: field.type for field in fields(cls)}
-        options = cls()
-        for word in words:
-            key, given, value = word.partition("=")
-            if not given or key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise ConfigError(f"unknown option {word!r}", "termrsi tasks", f"nearest: {near[0]}=" if near else VALID)
-            if isinstance(getattr(options, key), bool):
-                if value.lower() not in ("true", "false"):
-                    raise ConfigError(f"{key} is {value!r}", "termrsi tasks", "valid: true or false")
-                setattr(options, key, value.lower() == "true")
-            elif isinstance(getattr(options, key), int):
-                if not value.isdigit() or int(value) < 1:
-                    raise ConfigError(f"{key} is {value!r}", "termrsi tasks", "valid: a whole number from 1 on")
-                setattr(options, key, int(value))
-            else:
-                setattr(options, key, value)
-        if options.build_network not in ("none", "host"):
-            raise ConfigError(f"build_network is {options.build_network!r}", "termrsi tasks", "valid: none or host")
-        return options
 
 
 @dataclass(slots=True)
@@ -84,10 +41,15 @@ class Outcome:
 def run(arguments: list[str]) -> int:
     """Non-zero if a task was refused or, where they are run, is unfit. Raises ConfigError."""
     match arguments:
-        case ["list" | "show" | "check" | "kit" as verb, path, *words] if "=" not in path:
+        case ["list" | "show" | "check" | "kit" | "audit" as verb, path, *words] if "=" not in path:
             options = Options.of(words)
         case _:
-            raise ConfigError("needs list, show, check or kit, and the path of a directory of tasks", "termrsi tasks", VALID)
+            what = "needs list, show, check, kit or audit, and the path of a directory of tasks"
+            raise ConfigError(what, "termrsi tasks", VALID)
+    if verb == "audit":
+        from termrsi import audit_command
+
+        return audit_command.run(path, options)
     if not Path(path).is_dir():
         raise ConfigError(f"no task directory at {path!r}", "tasks", "valid: a task directory, or a tree of them")
     from termrsi import tasks
@@ -233,18 +195,18 @@ async def _run_all(found: tuple[TaskSpec, ...], options: Options) -> list[Outcom
         bar = progress.add_task("", total=2 * options.attempts * len(found))
 
         async def one(task: TaskSpec) -> Outcome:
-            from termrsi.reward.checks import attempt
+            from termrsi.reward.checks import attempt, by_solution
 
             outcome = Outcome(task, [], [])
             async with slots:
-                for runs, oracle in ((outcome.empty, False), (outcome.solved, True)):
+                for runs, act in ((outcome.empty, None), (outcome.solved, by_solution)):
                     fault = ""
                     for _ in range(options.attempts):
                         try:
                             if not fault:
-                                runs.append(await attempt(pool, verifier, task, oracle=oracle))
+                                runs.append(await attempt(pool, verifier, task, act))
                         except TermrsiError as error:
-                            fault = f"{'its solution' if oracle else 'an empty submission'} could not be judged: {error}"
+                            fault = f"{'its solution' if act else 'an empty submission'} could not be judged: {error}"
                         progress.advance(bar)
                     outcome.fault = outcome.fault or fault
             return outcome

@@ -329,4 +329,4 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float | Tensor, clip_high: float | Tensor) -> Tensor:
-    return torch.minimum(ratio * advantages, torch.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
+    return torch.minimum(ratio * advantages, torch.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)  # pyright: ignore[reportArgumentType, reportCallIssue]: both may be tensors

@@ -43,9 +43,22 @@ class StageConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DrawsConfig(StageConfig):
-    """What every stage has that draws train tasks. `tasks_from`: a synthesis, whose tasks alone are drawn then."""
+    """What every stage has that draws train tasks. `tasks_from`: a synthesis or an audit; what it left is drawn then, alone."""
 
     tasks_from: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditConfig(DrawsConfig):
+    """Which train tasks are fit to be trained on: gates that need no model, and two judges where they are asked for."""
+
+    kind: str = "audit"
+    mutants: int = 8  # broken copies of each solution, that the verifier is to notice
+    keep_flagged: bool = False  # what has a small fault stays
+    judge: bool = False  # the model of role `judge`, or the policy, reads each task that passes the gates
+
+    def __post_init__(self) -> None:
+        at_least("audit", 1, mutants=self.mutants)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -436,6 +449,7 @@ def _default(owner: type[StageConfig], name: str) -> object:
 
 
 STAGES: dict[str, type[StageConfig]] = {
+    "audit": AuditConfig,
     "evaluate": EvaluateConfig,
     "rsr": RsrConfig,
     "sft": SftConfig,
@@ -450,6 +464,7 @@ STAGES: dict[str, type[StageConfig]] = {
 
 # What each kind of stage leaves behind for later ones.
 WRITES: dict[str, frozenset[str]] = {
+    "audit": frozenset({"tasks"}),
     "evaluate": frozenset({"scores"}),
     "rsr": frozenset({"data"}),
     "sft": frozenset({"policy"}),
@@ -463,6 +478,7 @@ WRITES: dict[str, frozenset[str]] = {
 }
 # The splits that each kind of stage takes tasks from; `evaluate` names its own.
 USES: dict[str, tuple[str, ...]] = {
+    "audit": ("train",),
     "evaluate": (),
     "rsr": ("train",),
     "sft": (),
@@ -486,6 +502,7 @@ PLAYS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "analyse": ("judge",),
     "synthesise": ("author",),
+    "audit": ("judge",),
 }
 READS = {
     "policy": "policy",

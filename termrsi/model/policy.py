@@ -367,7 +367,8 @@ def _masked(values: Mapping[str, np.ndarray], options: Mapping[str, object]) -> 
     delta = float(str(options.get("delta", 0.1)))
     if options["kind"] == "tvpo":
         tv = torch.from_numpy(values["prompt_tv"])
-        return ~losses.tvpo_mask(*(x.unsqueeze(1) for x in (logp, old, advantages)), tv, delta=delta).squeeze(1).numpy()
+        now, before, wanted = (x.unsqueeze(1) for x in (logp, old, advantages))
+        return ~losses.tvpo_mask(now, before, wanted, tv, delta=delta).squeeze(1).numpy()
     divergence = options.get("divergence", "tv")
     keep = losses.dppo_mask(logp, old, advantages, delta=delta, divergence=divergence)  # pyright: ignore[reportArgumentType]: as in update
     return (keep == 0).numpy()

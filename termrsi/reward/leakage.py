@@ -88,8 +88,8 @@ def scan(task: TaskSpec, text: str) -> tuple[str, ...]:
 
 def _secrets(task: TaskSpec) -> _Secrets:
     root = Path(task.path)
-    solution = "\n".join(content for _, content in _texts(root, "solution"))
-    return _Secrets(task.instruction, task.environment.workdir or "/app", dict(_texts(root, "tests")), solution)
+    solution = "\n".join(content for _, content in texts(root, "solution"))
+    return _Secrets(task.instruction, task.environment.workdir or "/app", dict(texts(root, "tests")), solution)
 
 
 def _plain(text: str, secrets: _Secrets) -> set[str]:
@@ -175,7 +175,7 @@ def _stands_in(text: str, string: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(string)}(?!\w)", text) is not None
 
 
-def _texts(root: Path, folder: str) -> Iterator[tuple[str, str]]:
+def texts(root: Path, folder: str) -> Iterator[tuple[str, str]]:
     """Name and content of the text files of a folder of the task, and of its steps."""
     for place in (root / folder, *sorted(root.glob(f"steps/*/{folder}"))):
         for path in sorted(place.rglob("*")):

@@ -15,7 +15,19 @@ from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.datasets import Kind, Lineage
 from termrsi.harness.render import ChatFormat
-from termrsi.ports import Critic, Generator, GroupStore, Policy, RecoveryStore, Rollouts, SandboxPool, Scan, Verifier, Writer
+from termrsi.ports import (
+    Auditor,
+    Critic,
+    Generator,
+    GroupStore,
+    Policy,
+    RecoveryStore,
+    Rollouts,
+    SandboxPool,
+    Scan,
+    Verifier,
+    Writer,
+)
 from termrsi.records import DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
@@ -47,7 +59,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """`outputs` names what later stages may read: policy, critic, tasks (directories), data, scores (files)."""
+    """`outputs` names what later stages may read: policy, critic (directories), data, scores (files), tasks (either)."""
 
     outputs: dict[str, str]
     summary: dict[str, float | int | str | None]
@@ -109,6 +121,7 @@ class Context:
     sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
     writer: Callable[[str], Writer]  # the model that plays a role: planner, critic, judge, ...
     busy: Callable[[], Awaitable[dict[str, float]]] = nobody_counts  # seconds of work of each kind of actor since its start
+    auditor: Auditor | None = None  # of an audit alone
     finished: FinishedRollouts | None = None
     costs: Costs = field(default_factory=Costs)
     started_s: float = field(default_factory=time.monotonic)

@@ -9,7 +9,7 @@ import pytest
 from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
 from termrsi.records import TaskSpec, Verdict
-from termrsi.reward.checks import attempt, measure
+from termrsi.reward.checks import attempt, by_solution, measure
 from termrsi.reward.verifiers import TaskVerifier
 from termrsi.sandbox.host_pool import HostPool
 from termrsi.tasks import load_dir
@@ -89,8 +89,8 @@ async def test_what_the_task_publishes_and_the_verifier_wrote_is_kept(tmp_path: 
 async def test_oracle_and_empty_submission(tmp_path: Path, pool: HostPool, kind: str) -> None:
     task = written(tmp_path / "task", KINDS[kind])
     verifier = TaskVerifier(beside=pool.beside)
-    assert (await attempt(pool, verifier, task, oracle=True)).reward == 1.0
-    assert (await attempt(pool, verifier, task, oracle=False)).reward == 0.0
+    assert (await attempt(pool, verifier, task, by_solution)).reward == 1.0
+    assert (await attempt(pool, verifier, task)).reward == 0.0
     await measure(pool, verifier, task)
 
 
@@ -125,7 +125,7 @@ async def test_steps_may_be_judged_apart_too(tmp_path: Path, pool: HostPool) -> 
         "steps/two/solution/solve.sh": "touch /app/undeclared\n",
     }
     task = written(tmp_path / "task", files)
-    verdict = await attempt(pool, TaskVerifier(beside=pool.beside), task, oracle=True)
+    verdict = await attempt(pool, TaskVerifier(beside=pool.beside), task, by_solution)
     assert (verdict.strict, verdict.reward) == (True, 1.0)
 
 

@@ -141,5 +141,15 @@ def test_the_command_line_is_there() -> None:
     from termrsi import driver
 
     assert callable(driver.main)
-    for command in ("experiment=NAME", "stage=NAME", "doctor", "tasks list", "tasks check", "data export", "report RUN_DIR"):
+    commands = (
+        "experiment=NAME",
+        "stage=NAME",
+        "doctor",
+        "tasks list",
+        "tasks check",
+        "tasks audit",
+        "data export",
+        "report RUN_DIR",
+    )
+    for command in commands:
         assert command in driver.USAGE

@@ -41,7 +41,12 @@ def test_options() -> None:
     [
         (["strikt=true"], "unknown option 'strikt=true'; nearest: strict="),
         (["strict"], "nearest: strict="),
-        (["zzz=1"], "termrsi tasks list|show|check|kit PATH"),
+        (["zzz=1"], "termrsi tasks list|show|check|kit|audit PATH"),
+        (["mutant=3"], "nearest: mutants="),
+        (["mutants=0"], "whole number from 1 on"),
+        (["network=public"], "valid: none or host"),
+        (["network=host", "backend=gvisor"], "the gvisor backend has no network"),
+        (["levels=1,x"], "whole numbers with commas between"),
         (["strict=maybe"], "valid: true or false"),
         (["attempts=0"], "whole number from 1 on"),
         (["attempts=-1"], "whole number"),
@@ -59,6 +64,21 @@ def test_bad_options_are_one_line(words: list[str], message: str) -> None:
 def test_bad_commands_are_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigError):
         task_commands.run(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit", "/nowhere"], "a tree of them, or bundled"),
+        (["audit", "bundled", "families=none_such"], "unknown family 'none_such'"),
+        (["audit", "bundled", "levels=4"], "unknown level 4"),
+        (["audit", "bundled", "judge=http://x/v1"], "judge_model=NAME"),
+    ],
+)
+def test_an_audit_that_cannot_be_is_refused_before_it_begins(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        task_commands.run(arguments)
+    assert message in str(caught.value)
 
 
 def test_list_names_everything_and_tells_what_was_refused(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:

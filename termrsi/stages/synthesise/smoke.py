@@ -10,7 +10,8 @@ from typing import TypeVar
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import SandboxPool, Verifier
 from termrsi.records import CommandResult, TaskSpec
-from termrsi.reward.checks import attempt, solution
+from termrsi.reward.checks import attempt
+from termrsi.reward.oracle import solution, solve
 from termrsi.tasks import harbor
 from termrsi.tasks.synthesis.write import INITIAL
 
@@ -35,7 +36,7 @@ async def smoke(pool: SandboxPool, verifier: Verifier, folder: Path, *, retries:
     if first.exit_code != 0:
         return "initial_test_fails", _short(first.output)
     try:
-        untouched = await _again(lambda: attempt(pool, verifier, task, oracle=False), retries)
+        untouched = await _again(lambda: attempt(pool, verifier, task), retries)
     except VerifierError as error:
         return "no_verdict", _short(error.what)
     if untouched.strict:
@@ -43,7 +44,7 @@ async def smoke(pool: SandboxPool, verifier: Verifier, folder: Path, *, retries:
     if solution(task) is None:
         return "", ""
     try:
-        solved = await _again(lambda: attempt(pool, verifier, task, oracle=True), retries)
+        solved = await _again(lambda: attempt(pool, verifier, task, solve), retries)
     except VerifierError as error:
         return "no_verdict", _short(error.what)
     except (TaskError, SandboxSpoiled) as error:

@@ -271,9 +271,8 @@ def test_i9_linear(t: Trajectory, other: int, gamma: float, lam: float, credit: 
     r, v = rng.normal(size=len(t.mask)), rng.normal(size=len(t.mask))
 
     def run(rewards: np.ndarray, values: np.ndarray, boot: float) -> np.ndarray:
-        settings_ = {"gamma": gamma, "lam": lam}
         out = turn_boundary_gae(
-            rewards, values, t.turn_ids, t.mask, **settings_, credit=credit, truncated=True, bootstrap_value=boot
+            rewards, values, t.turn_ids, t.mask, gamma=gamma, lam=lam, credit=credit, truncated=True, bootstrap_value=boot
         )
         return np.stack(out)
 
@@ -354,8 +353,8 @@ def test_worked_by_hand_where_links_read_last_tokens() -> None:
 
 @given(t=trajectories, gamma=weights, lam=weights, credit=st.sampled_from(["skip", "token"]))
 def test_arms_without_turns_have_no_place_to_link_to(t: Trajectory, gamma: float, lam: float, credit: Credit) -> None:
-    found = [turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, bootstrap_at=at) for at in LINKS]
-    np.testing.assert_array_equal(*found)
+    first, last = (turn_boundary_gae(*t.args, gamma=gamma, lam=lam, credit=credit, bootstrap_at=at) for at in LINKS)
+    np.testing.assert_array_equal(first, last)
 
 
 @pytest.mark.parametrize("credit", ARMS)

@@ -244,6 +244,28 @@ def test_a_stage_reads_what_an_earlier_one_wrote(overrides: tuple[str, ...], key
     assert (error.where, error.valid) == (key, f"valid: {valid}")
 
 
+def test_tasks_come_from_an_audit_or_from_the_whole_train_split() -> None:
+    river = ("experiment=river", "scale=laptop")
+    assert refusal(*river, "stages.grpo.tasks_from=base_eval").valid == "valid: audit"
+    error = refusal(*river, "stages.grpo.tasks_from=adit")
+    assert (error.where, error.valid) == ("stages.grpo.tasks_from", "valid: audit")
+    assert getattr(load((*river, "stages.grpo.tasks_from=")).stages["grpo"], "tasks_from", None) == ""
+    assert "tasks_from" in str(refusal(*river, "stages.final_eval.tasks_from=audit")), "which no evaluation has"
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("judge=http://x/v1", "give both judge and judge_model"),
+        ("judge_model=m", "give both judge and judge_model"),
+        ("judge_key_env=K", "give both judge and judge_model"),
+        ("mutants=0", "mutants=0"),
+    ],
+)
+def test_half_an_audit_is_refused(override: str, part: str) -> None:
+    assert part in str(refusal("experiment=river", f"stages.audit.{override}"))
+
+
 def test_the_pipeline_and_the_stages_must_agree() -> None:
     assert "unknown stage 'rpr_3'" in str(refusal(*BASE, "pipeline=[base_eval,rpr_3]"))
     assert "twice" in str(refusal(*BASE, "pipeline=[base_eval,base_eval]"))

@@ -112,7 +112,8 @@ def test_what_is_clipped_has_no_gradient(kind: str, clip: tuple[float, float], s
     assert logp.grad is not None
     still = logp.grad == 0.0
     wanted = still[mask].double().mean() if kind != "gspo" else (still | ~mask).all(1).double().mean()
-    options = {"kind": kind, "clip_low": low, "clip_high": high} | ({"sat_bound": 0.1} if sat else {})
+    options: dict[str, object] = {"kind": kind, "clip_low": low, "clip_high": high}
+    options |= {"sat_bound": 0.1} if sat else {}
     assert _report(options)["clip_fraction"] == pytest.approx(float(wanted))
 
 

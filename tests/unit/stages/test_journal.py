@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path_factory: pytest.Temp
         left = [text for _, text in again.values(map(str, range(len(texts))))]
         assert left == texts[: whole[:cut].count(b"\n")]
         again.add("more", 1)
-    assert all(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert all(json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1])
 
 
 def test_a_half_line_longer_than_a_block_goes_too(tmp_path: Path) -> None:
