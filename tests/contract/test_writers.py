@@ -1,15 +1,18 @@
 """What a model in a role promises: the policy on its generator, and one behind an endpoint, which here is that policy served."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
+from termrsi.config.schema import RoleConfig
 from termrsi.errors import EngineError
 from termrsi.fakes import FakeGenerator, FakeTokenizer
 from termrsi.harness.render import ChatFormat
-from termrsi.interop.chat_endpoint import EndpointWriter
+from termrsi.interop.chat_endpoint import EndpointWriter, open_writers
 from termrsi.ports import Writer
 from termrsi.records import Message, SamplingParams
 from termrsi.stages.roles import PolicyWriter
@@ -26,16 +29,37 @@ class Kit:
     generator: FakeGenerator
 
 
-@pytest.fixture(params=["policy", "endpoint"])
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["policy", "endpoint", pytest.param("actor", marks=pytest.mark.ray)])
 async def kit(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
     generator = FakeGenerator()
     if request.param == "policy":
         yield Kit(PolicyWriter(generator, CHAT), generator)
         return
     with ChatServer(as_policy(generator, CHAT)) as server:
-        writer = EndpointWriter(server.url, "m", retries=0, continues=True)
-        yield Kit(writer, generator)
-        await writer.close()
+        if request.param == "endpoint":
+            writer = EndpointWriter(server.url, "m", retries=0, continues=True)
+            yield Kit(writer, generator)
+            await writer.close()
+            return
+        request.getfixturevalue("ray_here")
+        from termrsi.actors.writers import RayWriter, WritersActor
+
+        roles = {"judge": RoleConfig(url=server.url, model="m", key_env="ONLY_THERE", retries=0, continues=True)}
+        make: Any = WritersActor.options(num_cpus=0.1, max_concurrency=100)  # Any: actor handles are untyped
+        actor = make.remote(partial(open_writers, roles), {"ONLY_THERE": "sk-abc"})
+        await actor.ready.remote()
+        yield Kit(RayWriter(actor, "judge"), generator)
+        await actor.close.remote()
+        assert {asked.key for asked in server.asked} == {"Bearer sk-abc"}
 
 
 async def test_it_answers_in_text_and_counts(kit: Kit) -> None:

@@ -13,8 +13,12 @@ import pytest
 
 from termrsi.actors.generator import Engine
 from termrsi.errors import EngineError
+from termrsi.harness.chat_generator import ChatGenerator
+from termrsi.harness.render import ChatFormat
+from termrsi.interop.chat_endpoint import EndpointWriter
 from termrsi.interop.endpoint import EndpointGenerator
-from termrsi.records import SamplingParams
+from termrsi.records import Message, SamplingParams
+from termrsi.stages.roles import PolicyWriter
 
 pytestmark = pytest.mark.engine
 of_session = pytest.mark.asyncio(loop_scope="session")  # the engine's
@@ -99,6 +103,36 @@ async def test_what_it_refuses_is_told(server: Server) -> None:
             with pytest.raises(EngineError, match=why):
                 await client.generate(prompt, SamplingParams(max_tokens=2))
         finally:
+            await client.close()
+
+
+@of_session
+async def test_a_role_is_played_by_what_it_serves(server: Server, embedded: Path) -> None:
+    """Text both ways through vLLM's own chat template, as by the policy itself: the same text, token for token."""
+    from transformers import AutoTokenizer
+
+    chat = ChatFormat(AutoTokenizer.from_pretrained(embedded))
+    ids = EndpointGenerator(server.url, "mine")
+    text = EndpointWriter(server.url, "mine", retries=0, continues=True, price_in=1.0, price_out=2.0)
+    other = EndpointWriter(server.url, "other", retries=0)
+    try:
+        messages = [Message("system", "You count."), Message("user", "Count from one to ten in words.")]
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        for begun in ("", "one, two, three,"):
+            there = await text.write(messages, params, begun=begun)
+            here = await PolicyWriter(ids, chat).write(messages, params, begun=begun)
+            assert (there.text, there.cut) == (here.text, here.cut)
+            assert (there.prompt_tokens, there.completion_tokens) == (here.prompt_tokens, here.completion_tokens)
+            assert there.model == "mine"
+            assert there.cost == pytest.approx((there.prompt_tokens + 2.0 * there.completion_tokens) / 1e6, rel=1e-12)
+        prompt = chat.prompt(messages)
+        spoken, sampled = await ChatGenerator(text, chat).generate(prompt, params), await ids.generate(prompt, params)
+        assert chat.decode(spoken.ids) == chat.decode(sampled.ids)
+        assert (spoken.logprobs, spoken.finish, spoken.model) == ((), sampled.finish, "mine")
+        with pytest.raises(EngineError, match="404"):
+            await other.write(messages, params)
+    finally:
+        for client in (ids, text, other):
             await client.close()
 
 
