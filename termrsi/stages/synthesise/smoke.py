@@ -10,8 +10,8 @@ from typing import TypeVar
 from termrsi.errors import SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import SandboxPool, Verifier
 from termrsi.records import CommandResult, TaskSpec
-from termrsi.reward.checks import attempt
-from termrsi.reward.oracle import solution, solve
+from termrsi.reward.checks import attempt, by_solution
+from termrsi.reward.oracle import solution
 from termrsi.tasks import harbor
 from termrsi.tasks.synthesis.write import INITIAL
 
@@ -44,7 +44,7 @@ async def smoke(pool: SandboxPool, verifier: Verifier, folder: Path, *, retries:
     if solution(task) is None:
         return "", ""
     try:
-        solved = await _again(lambda: attempt(pool, verifier, task, solve), retries)
+        solved = await _again(lambda: attempt(pool, verifier, task, by_solution), retries)
     except VerifierError as error:
         return "no_verdict", _short(error.what)
     except (TaskError, SandboxSpoiled) as error:
