@@ -47,6 +47,10 @@ class Journal:
         os.fsync(self._file.fileno())
         self._keys.add(key)
 
+    def items(self) -> Iterator[tuple[str, Value]]:
+        """All that is finished, line by line, in the order in which they ended."""
+        yield from self._lines()
+
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, Value]]:
         """Those of the finished among `keys`, in the order of `keys` and not of their ends: the same whoever was first."""
         places = self._places()

@@ -105,7 +105,7 @@ async def test_what_an_author_gets_wrong_is_found_out(pool: HostPool, tmp_path: 
     ]
     config = SynthesiseConfig(author=Kind.policy, legacy=len(changed), rounds=0, concurrency=1)
     result = await synthesise.run(context(tmp_path / "out", pool, ByItem(changed)), config)
-    found = [json.loads(line) for line in (tmp_path / "out" / "items.jsonl").read_text().splitlines()]
+    found = [json.loads(line)["value"] for line in (tmp_path / "out" / "items.jsonl").read_text().splitlines()]
     assert [item["category"] for item in found] == [
         "kept",
         "does_not_build",

@@ -17,11 +17,11 @@ from termrsi.config.stages import SynthesiseConfig
 from termrsi.errors import SandboxError, StageError
 from termrsi.harness.group import seed_of
 from termrsi.stages.base import Context, StageResult, write_json
+from termrsi.stages.journal import Journal
 from termrsi.stages.synthesise.author import Author, ModelAuthor, ProceduralAuthor
 from termrsi.stages.synthesise.smoke import smoke
 from termrsi.tasks.synthesis import axes
 from termrsi.tasks.synthesis.contamination import Benchmarks
-from termrsi.tasks.synthesis.journal import Journal
 from termrsi.tasks.synthesis.write import write
 
 KEPT = "kept"
@@ -48,8 +48,9 @@ async def synthesise(ctx: Context, config: SynthesiseConfig, author: Author) -> 
     """See `run`."""
     work = _Work(ctx, config, author)
     values = axes.support(config.corpora(), config.axes.weights())  # raises for weights that a corpus cannot draw from
-    work.read()
-    await work.all()
+    with work.journal:
+        work.read()
+        await work.all()
     drawn, kept = work.drawn.balance(values), work.kept.balance(values)
     write_json(ctx.out / "balance.json", {"drawn": drawn, "kept": kept, "values": values})
     counts = {name: work.counts[name] for name in [KEPT, *sorted(set(work.counts) - {KEPT})]}
@@ -82,7 +83,7 @@ class _Work:
 
     def read(self) -> None:
         """What was finished before. Raises StageError if it is of other draws."""
-        for item in self.journal.read():
+        for _, item in self.journal.items():
             if item["seed"] != self.seed or item["index"] in self.done:
                 raise StageError("holds items of another run", str(self.ctx.out), "take it away to begin anew")
             self._count(item)
@@ -126,7 +127,7 @@ class _Work:
                 self.drawn.add(blueprint.axes())
                 self.ctx.progress.advance(f"lost: {error.what}")
                 continue
-            self.journal.add(item)
+            self.journal.add(str(item["index"]), item)
             self._count(item)
             self.ctx.progress.advance("" if item["category"] == KEPT else item["category"])
 
