@@ -12,25 +12,52 @@ from typing import Any
 
 import pytest
 
-from termrsi.config.choices import Workflow
-from termrsi.config.stages import CollectRecoveryConfig, RsrConfig
+from termrsi.config.choices import Author, Workflow
+from termrsi.config.stages import (
+    AnalyseConfig,
+    AuditConfig,
+    CollectRecoveryConfig,
+    EvaluateConfig,
+    RsrConfig,
+    SynthesiseConfig,
+)
 from termrsi.fakes import FakeGenerator
-from termrsi.records import Completion, SamplingParams
-from termrsi.stages import collect_recovery, rsr
+from termrsi.records import CommandResult, Completion, SamplingParams
+from termrsi.reward.audit import Auditor
+from termrsi.reward.inspection import Bench as Inspectors
+from termrsi.stages import analyse, audit, collect_recovery, evaluate, rsr, synthesise
 from termrsi.stages.base import Context, StageResult
 from termrsi.stages.finished import FinishedRollouts
 from tests.stage_bench import Bench, lines, rows_in
+from tests.unit.reward.test_audit import World, made
 
+RSR, RECOVERY = RsrConfig(attempts=2), CollectRecoveryConfig(attempts=2, workflow=Workflow.short, judge=False)
+SYNTHESIS = SynthesiseConfig(author=Author.policy, legacy=9, rl_v2=3, reply_tokens=96, concurrency=4)
+ANALYSIS = AnalyseConfig(of="eval", max_tokens=512, prompt_tokens=20_000, concurrency=4)
 STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
-    "rsr": lambda ctx: rsr.run(ctx, RsrConfig(attempts=2)),
-    "collect_recovery": lambda ctx: collect_recovery.run(ctx, CollectRecoveryConfig(attempts=2, workflow=Workflow.short)),
+    "rsr": lambda ctx: rsr.run(ctx, RSR),
+    "collect_recovery": lambda ctx: collect_recovery.run(ctx, RECOVERY),
+    "synthesise": lambda ctx: synthesise.run(ctx, SYNTHESIS),
+    "analyse": lambda ctx: analyse.run(ctx, ANALYSIS),
+    "audit": lambda ctx: audit.run(ctx, AuditConfig(mutants=3)),
 }
-JOURNALS = {"rsr": ("discovered.jsonl", "rewritten.jsonl"), "collect_recovery": ("recovered.jsonl",)}
+# What each writes item by item: the file, and what tells its items apart.
+ITEMS: dict[str, dict[str, Callable[[dict], Any]]] = {
+    "rsr": {"discovered.jsonl": lambda line: line["key"], "rewritten.jsonl": lambda line: line["key"]},
+    "collect_recovery": {"recovered.jsonl": lambda line: line["key"]},
+    "synthesise": {"items.jsonl": lambda line: line["key"]},
+    "analyse": {"judgements.jsonl": lambda line: line["id"]},
+    "audit": {"audit.jsonl": lambda line: (line["task"], line["part"])},
+}
 KILLS = 20
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Deadly(FakeGenerator):
-    """Kills its process at a call, before or after it answered."""
+    """Kills its process at a call (from 1), before it is answered."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -38,19 +65,44 @@ class Deadly(FakeGenerator):
 
     async def generate(self, prompt_ids: Any, params: SamplingParams, prefix_key: str = "") -> Completion:
         if self.calls + 1 == self._at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return await super().generate(prompt_ids, params, prefix_key)
+
+
+class DeadlyWorld(World):
+    """Likewise at a command in a sandbox."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at, self.calls = at, 0
+
+    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
+        self.calls += 1
+        if self.calls == self._at:
+            die()
+        await asyncio.sleep(0)
+        return await super().run(command, timeout_s)
 
 
 def play(kind: str, root: Path, kill_at: int) -> None:
     """The stage from wherever it stands; the result beside, once it ends."""
-    bench = Bench(root)
+    bench, world = Bench(root), DeadlyWorld(kill_at)
+    inputs: dict[str, Path] = {}
+    if kind == "analyse":  # of one evaluation, whoever's life it is
+        inputs["of"] = root.parent / "eval" / "scores.json"
+        if not inputs["of"].exists():
+            asyncio.run(evaluate.run(Bench(root.parent).ctx("eval"), EvaluateConfig(k=4, temperature=1.0)))
     bench.made.generator = Deadly(kill_at)
     bench.runner = type(bench.runner)(bench.made)
-    ctx = bench.ctx(kind)
+    ctx = bench.ctx(kind, **inputs)
     ctx.finished = FinishedRollouts(ctx.out / "rollouts.jsonl")
+    if kind == "audit":
+        solutions = ["echo good\n" if i % 3 else "echo bad\n" for i in range(9)]
+        ctx.tasks.train[:] = [made(root.parent / "given", f"t{i}", text) for i, text in enumerate(solutions)]
+        ctx.auditor = Auditor(bench=Inspectors(world, world), log=ctx.out / "audit.jsonl", mutants=3)
     result = asyncio.run(STAGES[kind](ctx))
-    (root / "result.json").write_text(json.dumps({"counts": result.counts, "calls": bench.made.generator.calls}))
+    calls = max(bench.made.generator.calls, world.calls)
+    (root / "result.json").write_text(json.dumps({"counts": result.counts, "summary": result.summary, "calls": calls}))
 
 
 def played(kind: str, root: Path, kill_at: int = 0) -> int:
@@ -65,38 +117,40 @@ def played(kind: str, root: Path, kill_at: int = 0) -> int:
 def told(kind: str, root: Path) -> dict[str, Any]:
     """What must not depend on how often it was killed."""
     out = root / kind
-    rows = rows_in(out / "data.parquet")
-    items = {name: {line["key"]: line["value"] for line in lines(out / name)} for name in JOURNALS[kind]}
-    return {"rows": rows, "items": items, "counts": json.loads((root / "result.json").read_text())["counts"]}
+    rows = rows_in(out / "data.parquet") if (out / "data.parquet").exists() else []
+    items = {name: {key(line): line for line in lines(out / name)} for name, key in ITEMS[kind].items()}
+    tree = {str(p.relative_to(out)): p.read_bytes() for p in sorted((out / "tasks").rglob("*")) if p.is_file()}
+    result = json.loads((root / "result.json").read_text())
+    return {"rows": rows, "items": items, "tree": tree, "counts": result["counts"], "summary": result["summary"]}
 
 
 @pytest.mark.parametrize("kind", STAGES)
 def test_killed_at_random_points_no_item_is_lost_and_none_done_twice(kind: str, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    assert played(kind, whole) == 0
-    calls = json.loads((whole / "result.json").read_text())["calls"]
-    expected = told(kind, whole)
-    assert expected["rows"]
-    draw = random.Random(f"kills of {kind}")
-    root = tmp_path / "killed"
+    root = tmp_path / "whole"
     root.mkdir()
+    assert played(kind, root) == 0
+    calls = json.loads((root / "result.json").read_text())["calls"]
+    expected = told(kind, root)
+    assert all(expected["items"].values())
+    draw = random.Random(f"kills of {kind}")
     killed = 0
-    while killed < KILLS:
-        if played(kind, root, draw.randint(1, max(2, calls // 6))) == -signal.SIGKILL:
+    while killed < KILLS or not (root / "result.json").exists():
+        if (root / "result.json").exists():  # that life ended: the rest of the kills are another's
+            root = tmp_path / f"life after {killed}"
+            root.mkdir()
+        at = draw.randint(1, max(2, calls // 6)) if killed < KILLS else 0
+        code = played(kind, root, at)
+        assert code == (0 if (root / "result.json").exists() else -signal.SIGKILL)
+        if code:
             killed += 1
             continue
-        assert told(kind, root) == expected  # it ended: the rest of the kills are another life's
-        root = tmp_path / f"killed after {killed}"
-        root.mkdir()
-    assert played(kind, root) == 0
-    assert told(kind, root) == expected
-    for name in JOURNALS[kind]:
-        keys = [line["key"] for line in lines(root / kind / name)]
-        assert len(keys) == len(set(keys))
-    scored = [line["rollout"] for line in lines(root / kind / "rollouts.jsonl") if line["rollout"]["snapshot"] is None]
-    ids = [rollout["id"] for rollout in scored if kind == "rsr"]  # a kept state is made again: it ended with its process
-    assert len(ids) == len(set(ids))
+        assert told(kind, root) == expected
+        for name, key in ITEMS[kind].items():
+            keys = [key(line) for line in lines(root / kind / name)]
+            assert len(keys) == len(set(keys))
+        if kind == "rsr":  # of recoveries, states that were kept end with their process, and are made again
+            ids = [line["rollout"]["id"] for line in lines(root / kind / "rollouts.jsonl")]
+            assert len(ids) == len(set(ids))
 
 
 def test_a_finished_episode_is_taken_up_as_it_was(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Made:
         )  # fmt: skip
 
     def items(self) -> list[dict]:
-        return [json.loads(line) for line in (self.out / "items.jsonl").read_text().splitlines()]
+        return [json.loads(line)["value"] for line in (self.out / "items.jsonl").read_text().splitlines()]
 
     def tree(self) -> dict[str, str]:
         """Every file of what was kept, with its content."""
