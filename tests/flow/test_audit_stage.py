@@ -69,8 +69,8 @@ async def test_what_stays_and_why_the_others_left(tmp_path: Path) -> None:
     ctx = context(tmp_path, told)
     result = await audit.run(ctx, AuditConfig())
     assert json.loads(Path(result.outputs["tasks"]).read_text()) == [
-        {"task": "train-0", "verdict": "clean"},
-        {"task": "train-3", "verdict": "clean"},
+        {"task": "train-0", "verdict": "clean", "path": "fake/train-0"},
+        {"task": "train-3", "verdict": "clean", "path": "fake/train-3"},
     ]
     left = {entry["task"]: entry for entry in json.loads((tmp_path / "left.json").read_text())}
     assert left["train-1"] == {"task": "train-1", "verdict": "flagged", "evidence": ["oracle: why"]}
@@ -108,6 +108,8 @@ async def test_tasks_that_are_no_more_are_told(tmp_path: Path) -> None:
     overrides = ["experiment=river", "scale=dry", f"run_dir={tmp_path}/run"]
     await Pipeline(load([*overrides, "stage=base_eval"]), overrides).run()
     await Pipeline(load([*overrides, "stage=audit"]), overrides).run()
-    (tmp_path / "run" / "stages" / "audit" / "tasks.json").write_text('[{"task": "another", "verdict": "clean"}]')
-    with pytest.raises(StageError, match="no train task of this run is among those that 'audit' left"):
+    (tmp_path / "run" / "stages" / "audit" / "tasks.json").write_text(
+        '[{"task": "another", "verdict": "clean", "path": "/nowhere"}]'
+    )
+    with pytest.raises(ConfigError, match="no such directory|no task"):
         await Pipeline(load([*overrides, "stage=grpo"]), overrides).run()
