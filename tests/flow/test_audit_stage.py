@@ -10,7 +10,7 @@ from termrsi import fakes
 from termrsi.config.load import load
 from termrsi.config.schema import Config
 from termrsi.config.stages import AuditConfig
-from termrsi.errors import StageError
+from termrsi.errors import StageError, TaskError
 from termrsi.pipeline import Pipeline
 from termrsi.ports import Auditor
 from termrsi.records import Finding, Outcome, TaskAudit, TaskSpec
@@ -108,8 +108,7 @@ async def test_tasks_that_are_no_more_are_told(tmp_path: Path) -> None:
     overrides = ["experiment=river", "scale=dry", f"run_dir={tmp_path}/run"]
     await Pipeline(load([*overrides, "stage=base_eval"]), overrides).run()
     await Pipeline(load([*overrides, "stage=audit"]), overrides).run()
-    (tmp_path / "run" / "stages" / "audit" / "tasks.json").write_text(
-        '[{"task": "another", "verdict": "clean", "path": "/nowhere"}]'
-    )
-    with pytest.raises(ConfigError, match="no such directory|no task"):
+    left = [{"task": "another", "verdict": "clean", "path": "/nowhere"}]
+    (tmp_path / "run" / "stages" / "audit" / "tasks.json").write_text(json.dumps(left))
+    with pytest.raises(TaskError, match="/nowhere: no such directory"):
         await Pipeline(load([*overrides, "stage=grpo"]), overrides).run()
