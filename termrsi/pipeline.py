@@ -32,7 +32,7 @@ from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
 from termrsi.stages import analyse, audit, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
-from termrsi.stages.base import Context, Costs, Splits, StageResult
+from termrsi.stages.base import Context, Splits, StageResult
 from termrsi.stages.finished import FinishedRollouts
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
@@ -215,7 +215,7 @@ class Pipeline:
     # One stage
 
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
-        out = self._dir(name)
+        out, start_s = self._dir(name), time.monotonic()
         goes_on = self._place(name, config)
         self._screen.say(f"stage {name} ({config.kind})" + (", going on with what it had finished" if goes_on else ""))
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
@@ -247,12 +247,12 @@ class Pipeline:
             sync=lambda: _sync(parts),
             writer=parts.writer,
             busy=parts.busy,
+            started_s=start_s,
             auditor=parts.auditor(config, out) if isinstance(config, AuditConfig) else None,
             finished=FinishedRollouts(out / "rollouts.jsonl") if config.kind in RESUMES else None,
         )
-        if goes_on and (kept := out / "costs.json").is_file():
-            ctx.costs = Costs(**json.loads(kept.read_text()))
-        busy_before = await parts.busy()
+        ctx.take_up_costs()
+        ctx.busy_before = await parts.busy()
         if config.kind in TRAINS:
             self._loaded = ""
         result: StageResult = await STAGES[config.kind](ctx, config)
@@ -260,18 +260,19 @@ class Pipeline:
             await self._hand_on_critic(name, result, critic, parts)
         if ctx.reference is not None:
             await parts.close_reference()
-        for part, seconds in (await parts.busy()).items():
-            spent = f"{part}_busy_s"
-            setattr(ctx.costs, spent, getattr(ctx.costs, spent) + seconds - busy_before.get(part, 0.0))
-        ctx.costs.wall_s += time.monotonic() - ctx.started_s
-        self._finish(name, config, result, asdict(ctx.costs))
+        self._finish(name, config, result, asdict(await ctx.spent()))
 
     def _place(self, name: str, config: StageConfig) -> bool:
         """Makes the stage's directory; whether it goes on in one that was there.
 
         What a stopped stage left is kept beside, unless its kind can go on and it was asked for the same.
         """
-        out, asked = self._dir(name), self._fingerprint(name)
+        out = self._dir(name)
+        read = {getattr(config, key, "") for key in READS} & set(self._config.stages)
+        ends = {
+            source: (self._manifest(source) or {}).get("finished") for source in sorted(read)
+        }  # of what it reads: when it was made
+        asked = json.dumps({"settings": self._fingerprint(name), "reads": ends})
         begun = out / "begun"
         if config.kind in RESUMES and begun.is_file() and begun.read_text() == asked:
             return True

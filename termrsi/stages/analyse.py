@@ -58,6 +58,7 @@ async def run(ctx: Context, config: AnalyseConfig) -> StageResult:
                 if found.task_id not in instructions:
                     raise StageError(f"a rollout of task {found.task_id!r}, which this run does not have", ctx.name)
                 await _judge(ctx, config, found, instructions[found.task_id], sink)
+                await ctx.keep_costs()
                 ctx.progress.advance()
 
         async with aclosing(as_finished([work() for _ in range(config.concurrency)])) as workers:
@@ -159,7 +160,7 @@ async def _judge(ctx: Context, config: AnalyseConfig, found: Run, instruction: s
         findings = None if asked.answer is None else {name: f.model_dump() for name, f in asked.answer.items()}
         line |= {"outcome": "invalid" if findings is None else "judged", "findings": findings, "faults": asked.faults}
         line |= {"prompt_tokens": asked.prompt_tokens, "completion_tokens": asked.completion_tokens, "cost": asked.cost}
-    sink.write(json.dumps(line, ensure_ascii=False) + "\n")
+    sink.write(json.dumps(line) + "\n")  # ASCII: a model's text may hold half a character
     sink.flush()
 
 

@@ -24,6 +24,7 @@ async def run(ctx: Context, config: AuditConfig) -> StageResult:
             ctx.costs.sandbox_s += audit.sandbox_s
             ctx.costs.prompt_tokens += audit.prompt_tokens
             ctx.costs.completion_tokens += audit.completion_tokens
+            await ctx.keep_costs()
             ctx.progress.advance(audit.verdict)
     ctx.progress.end()
     audits = [found[task.id] for task in ctx.tasks.train]

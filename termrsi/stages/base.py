@@ -6,8 +6,8 @@ A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into 
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from termrsi.config.choices import Reward
@@ -126,6 +126,9 @@ class Context:
     costs: Costs = field(default_factory=Costs)
     started_s: float = field(default_factory=time.monotonic)
     clock: Callable[[], float] = time.monotonic
+    busy_before: dict[str, float] = field(default_factory=dict)  # as `busy` had it when the stage began
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)  # of each part of the stage: seconds of work, of all
+    _phase: tuple[str, float, dict[str, float]] | None = None  # the one under way: name, start, `busy` then
 
     def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
         return SamplingParams(temperature, top_p, max_tokens or self.config.sampling.max_tokens)
@@ -204,7 +207,7 @@ class Context:
                         tick(f"dropped: {result.reason}")
                         continue
                     self._count(result)
-                    self.keep_costs()
+                    await self.keep_costs()
                     tick("")
                     yield result
         if advance is None:
@@ -221,12 +224,59 @@ class Context:
         self.costs.cost += said.cost
         return said
 
-    def keep_costs(self) -> None:
+    @asynccontextmanager
+    async def phase(self, what: str, total: int) -> AsyncGenerator[None, None]:
+        """A part of a stage that plays episodes: a bar, and the time of it in which each kind of actor was at work."""
+        self.progress.begin(f"{self.name}: {what}", total)
+        self._phase = (what, self.clock(), await self.busy())
+        yield
+        self.phases = await self._phases()
+        self.costs.rollout_s += self.clock() - self._phase[1]
+        self._phase = None
+        self.progress.end()
+
+    def shares(self) -> dict[str, float]:
+        """Of each phase: the share of its wall time in which each kind of actor was at work, over all lives of the stage."""
+        return {
+            f"{what}_{part}_busy": seconds / spent["wall"]
+            for what, spent in self.phases.items()
+            for part, seconds in spent.items()
+            if part != "wall" and spent["wall"] > 0.0
+        }
+
+    async def keep_costs(self) -> None:
         """For a stage that may be stopped and go on: what it has spent so far, beside what it has finished."""
-        if self.finished is not None:
-            draft = self.out / "costs.part"
-            draft.write_text(json.dumps(asdict(self.costs) | {"wall_s": self.costs.wall_s + time.monotonic() - self.started_s}))
-            draft.rename(self.out / "costs.json")
+        if self.finished is None:
+            return
+        costs = await self.spent()
+        if self._phase is not None:
+            costs.rollout_s += self.clock() - self._phase[1]
+        draft = self.out / "costs.part"
+        draft.write_text(json.dumps({"costs": asdict(costs), "phases": await self._phases()}))
+        draft.rename(self.out / "costs.json")
+
+    def take_up_costs(self) -> None:
+        """What an earlier life of the stage had spent."""
+        kept = self.out / "costs.json"
+        if self.finished is not None and kept.is_file():
+            found = json.loads(kept.read_text())
+            self.costs, self.phases = Costs(**found["costs"]), found["phases"]
+
+    async def spent(self) -> Costs:
+        """Until now, wall time and time at work included."""
+        busy = {f"{part}_busy_s": seconds - self.busy_before.get(part, 0.0) for part, seconds in (await self.busy()).items()}
+        more = {name: getattr(self.costs, name) + seconds for name, seconds in busy.items()}
+        return replace(self.costs, wall_s=self.costs.wall_s + self.clock() - self.started_s, **more)
+
+    async def _phases(self) -> dict[str, dict[str, float]]:
+        """With the one under way."""
+        if self._phase is None:
+            return self.phases
+        what, start_s, before = self._phase
+        now = {part: seconds - before.get(part, 0.0) for part, seconds in (await self.busy()).items()}
+        now["wall"] = self.clock() - start_s
+        earlier = self.phases.get(what, {})
+        return self.phases | {what: {part: earlier.get(part, 0.0) + seconds for part, seconds in now.items()}}
 
     def _count(self, result: ScoredRollout) -> None:
         rollout, costs = result.rollout, self.costs

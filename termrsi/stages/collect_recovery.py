@@ -25,7 +25,7 @@ from termrsi.records import Message, RecoveryPoint, Sample, ScoredRollout, TaskS
 from termrsi.stages import recovery_filters
 from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.journal import Journal, each
-from termrsi.stages.points import is_start, point_of
+from termrsi.stages.points import is_start, point_of, reserve
 from termrsi.stages.recovery_filters import FILTERS, Filtered
 
 # What a capable teacher works by (the paper's four steps, in our words).
@@ -66,31 +66,27 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
     tasks = ctx.tasks.train[: config.tasks or None]
     keys = [task.id for task in tasks]
 
-    def advance(note: str) -> None:
-        ctx.keep_costs()
+    async def done(note: str) -> None:
+        await ctx.keep_costs()
         ctx.progress.advance(note)
 
     made = await ctx.lineage(datasets.Kind.recovery)
 
-    async def work(task: TaskSpec) -> Recovered:
+    async def work(task: TaskSpec) -> Recovered | None:
         return await _recover(ctx, config, task, made)
 
-    start_s = ctx.clock()
-    ctx.progress.begin(f"{ctx.name}: failures and recoveries", len(tasks))
     with Journal(ctx.out / "recovered.jsonl") as journal:
-        items = ((task.id, task) for task in tasks)
-        await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, advance=advance)
-        ctx.progress.end()
-        ctx.costs.rollout_s += ctx.clock() - start_s
+        async with ctx.phase("failures and recoveries", len(tasks)):
+            items = ((task.id, task) for task in tasks)
+            await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, done=done)
         whole: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         for _, one in journal.values(keys):
             whole.update(one["counts"])
-        counts = dict(whole)
+        counts = {"lost": len(tasks) - len(journal), **whole}
         ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
         if not counts["kept"]:
             raise StageError("no recovery was verified, so there is nothing to train on", ctx.name, f"counts: {counts}")
-        told = recovery_filters.statistics([Filtered.of_line(line) for _, one in journal.values(keys) for line in one["filtered"]])
-        write_json(ctx.out / "statistics.json", told)
+        write_json(ctx.out / "statistics.json", _statistics(one for _, one in journal.values(keys)))
         rows = (datasets.row_of(cells) for _, one in journal.values(keys) for cells in one["rows"])
         datasets.write(ctx.out / "data.parquet", rows)
     summary: dict[str, float | int | str | None] = {
@@ -101,12 +97,27 @@ async def run(ctx: Context, config: CollectRecoveryConfig) -> StageResult:
     return StageResult({"data": str(ctx.out / "data.parquet")}, summary, counts=counts)
 
 
-async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, made: datasets.Lineage) -> Recovered:
-    """First attempts, continuations of the failures among them, and what is kept of these."""
+def _statistics(items: Iterable[Recovered]) -> dict[str, dict[str, float]]:
+    """The funnel of all continuations; domains, tokens and turns of those in the data set."""
+    every: list[Filtered] = []
+    kept: set[str] = set()
+    for one in items:
+        every += [Filtered.of_line(line) for line in one["filtered"]]
+        kept |= {cells["rollout_id"] for cells in one["rows"]}
+    chosen = recovery_filters.statistics([one for one in every if one.rollout_id in kept])
+    funnel = recovery_filters.statistics(every)
+    return chosen | {name: funnel[name] for name in ("filters", "judge")}
+
+
+async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, made: datasets.Lineage) -> Recovered | None:
+    """First attempts, continuations of the failures among them, and what is kept of these; None if the machine lost them all."""
     first = await ctx.episodes(_attempts(ctx, config, task), f"{ctx.name}: first attempts", advance=lambda note: None)
+    if not first:
+        return None
     try:
         points = [point_of(scored, task, 0) for scored in first if is_start(scored)]
-        usable = [p for p in points if fits(p, ctx.limits(), reserve_tokens=2 * ctx.config.sampling.max_tokens)]
+        prompt = _prompt(config)
+        usable = [p for p in points if fits(p, ctx.limits(), reserve_tokens=reserve(ctx, p, prompt))]
         teacher = [spec for point in usable for spec in _continuations(ctx, config, point)]
         results = await ctx.episodes(teacher, f"{ctx.name}: recovery", advance=lambda note: None)
     finally:
@@ -164,8 +175,12 @@ def _continuations(ctx: Context, config: CollectRecoveryConfig, point: RecoveryP
         limits=ctx.limits(),
         seed=ctx.config.seed,
         model=ctx.player("teacher"),
-        prompt=EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else PROMPTS[config.workflow],
+        prompt=_prompt(config),
     )
+
+
+def _prompt(config: CollectRecoveryConfig) -> str:
+    return EXAMPLES_PROMPT if variants.get(config.teacher_harness).assisting else PROMPTS[config.workflow]
 
 
 def keep(

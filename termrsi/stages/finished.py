@@ -11,7 +11,10 @@ from termrsi.stages.journal import drop_half_line
 
 
 class FinishedRollouts:
-    """An index of a file that `Context.episodes` wrote: where each scored rollout lies, nothing of what it holds."""
+    """An index of a file that `Context.episodes` wrote: where each scored rollout lies, nothing of what it holds.
+
+    Of an item that was stopped and done again, the file has lines of both times; the last one of an id counts.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,7 +27,7 @@ class FinishedRollouts:
         with path.open("rb") as file:
             for line in file:
                 entry = json.loads(line)
-                if "verdict" in entry and entry["rollout"]["snapshot"] is None:  # a kept state ended with its run
+                if "verdict" in entry and _stands_alone(entry["rollout"]):
                     self._places[entry["rollout"]["id"]] = at
                 at += len(line)
 
@@ -42,6 +45,11 @@ class FinishedRollouts:
         for chunk in entry["rollout"]["chunks"]:
             chunk["routing"] = None
         return self._adapter.validate_python({"rollout": entry["rollout"], "verdict": _without_files(entry["verdict"])})
+
+
+def _stands_alone(rollout: dict[str, Any]) -> bool:  # Any: JSON
+    """Not one whose state was kept, which ended with its run; nor what began from such a state, which will be another."""
+    return rollout["snapshot"] is None and not rollout["recovery_id"]
 
 
 def _without_files(verdict: dict[str, Any]) -> dict[str, Any]:  # Any: JSON

@@ -42,7 +42,7 @@ class Journal:
         """On disk on return. Raises ValueError for a key that is there: no item is done twice."""
         if key in self._keys:
             raise ValueError(f"{key!r} is finished already")
-        self._file.write(json.dumps({"key": key, "value": value}, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps({"key": key, "value": value}) + "\n")  # ASCII: a model's text may hold half a character
         self._file.flush()
         os.fsync(self._file.fileno())
         self._keys.add(key)
@@ -105,9 +105,11 @@ async def each(
     work: Callable[[Item], Awaitable[Value]],
     *,
     at_once: int,
-    advance: Callable[[str], None] = lambda note: None,
+    done: Callable[[str], Awaitable[None]],
 ) -> None:
     """`work` on each item whose key the journal does not have, up to `at_once` at a time, in the order given; its value is added.
+
+    None is no value: the machine lost the item, and it is tried again when the stage goes on. `done` is told of each.
 
     Items are drawn as workers become free, so that no more than `at_once` of them and their results exist. Each worker waits for
     its own item's work alone. The first error cancels the other items, waits for their clean-up, and is raised; what was added
@@ -118,10 +120,12 @@ async def each(
     async def worker() -> None:
         for key, item in left:
             if key in journal:
-                advance("finished before")
-                continue
-            journal.add(key, await work(item))
-            advance("")
+                await done("finished before")
+            elif (value := await work(item)) is None:
+                await done("lost")
+            else:
+                journal.add(key, value)
+                await done("")
 
     workers = [asyncio.ensure_future(worker()) for _ in range(at_once)]
     try:

@@ -13,9 +13,9 @@ def is_start(scored: ScoredRollout) -> bool:
     return not scored.verdict.strict and rollout.snapshot is not None and len(rollout.chunks) == rollout.step_chunk + 1
 
 
-def reserve(ctx: Context, point: RecoveryPoint) -> int:
+def reserve(ctx: Context, point: RecoveryPoint, prompt: str = RECOVERY_PROMPT) -> int:
     """Tokens that one turn after the failed history needs: the recovery message, and a whole reply."""
-    return len(ctx.chat.encode(RECOVERY_PROMPT.format(instruction=point.task.instruction))) + ctx.config.sampling.max_tokens + 16
+    return len(ctx.chat.encode(prompt.format(instruction=point.task.instruction))) + ctx.config.sampling.max_tokens + 16
 
 
 def point_of(scored: ScoredRollout, task: TaskSpec, step: int) -> RecoveryPoint:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,17 @@ def die() -> None:
 
 
 class Deadly(FakeGenerator):
-    """Kills its process at a call (from 1), before it is answered."""
+    """Kills its process at a call (from 1), before it is answered. `life`: another one draws otherwise."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, life: int = 0) -> None:
         super().__init__()
-        self._at = at
+        self._at, self._life = at, life
 
     async def generate(self, prompt_ids: Any, params: SamplingParams, prefix_key: str = "") -> Completion:
         if self.calls + 1 == self._at:
             die()
-        return await super().generate(prompt_ids, params, prefix_key)
+        seed = None if params.seed is None else params.seed + 1_000_003 * self._life
+        return await super().generate(prompt_ids, replace(params, seed=seed), prefix_key)
 
 
 class DeadlyWorld(World):
@@ -84,7 +86,7 @@ class DeadlyWorld(World):
         return await super().run(command, timeout_s)
 
 
-def play(kind: str, root: Path, kill_at: int) -> None:
+def play(kind: str, root: Path, kill_at: int, life: int) -> None:
     """The stage from wherever it stands; the result beside, once it ends."""
     bench, world = Bench(root), DeadlyWorld(kill_at)
     inputs: dict[str, Path] = {}
@@ -92,7 +94,7 @@ def play(kind: str, root: Path, kill_at: int) -> None:
         inputs["of"] = root.parent / "eval" / "scores.json"
         if not inputs["of"].exists():
             asyncio.run(evaluate.run(Bench(root.parent).ctx("eval"), EvaluateConfig(k=4, temperature=1.0)))
-    bench.made.generator = Deadly(kill_at)
+    bench.made.generator = Deadly(kill_at, life)
     bench.runner = type(bench.runner)(bench.made)
     ctx = bench.ctx(kind, **inputs)
     ctx.finished = FinishedRollouts(ctx.out / "rollouts.jsonl")
@@ -100,14 +102,16 @@ def play(kind: str, root: Path, kill_at: int) -> None:
         solutions = ["echo good\n" if i % 3 else "echo bad\n" for i in range(9)]
         ctx.tasks.train[:] = [made(root.parent / "given", f"t{i}", text) for i, text in enumerate(solutions)]
         ctx.auditor = Auditor(bench=Inspectors(world, world), log=ctx.out / "audit.jsonl", mutants=3)
+    ctx.take_up_costs()
     result = asyncio.run(STAGES[kind](ctx))
-    calls = max(bench.made.generator.calls, world.calls)
-    (root / "result.json").write_text(json.dumps({"counts": result.counts, "summary": result.summary, "calls": calls}))
+    calls, costs = max(bench.made.generator.calls, world.calls), asdict(asyncio.run(ctx.spent()))
+    said = {"counts": result.counts, "summary": result.summary, "calls": calls, "costs": costs}
+    (root / "result.json").write_text(json.dumps(said))
 
 
-def played(kind: str, root: Path, kill_at: int = 0) -> int:
+def played(kind: str, root: Path, kill_at: int = 0, life: int = 0) -> int:
     """In a process of its own; its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=play, args=(kind, root, kill_at))
+    process = multiprocessing.get_context("fork").Process(target=play, args=(kind, root, kill_at, life))
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -124,13 +128,37 @@ def told(kind: str, root: Path) -> dict[str, Any]:
     return {"rows": rows, "items": items, "tree": tree, "counts": result["counts"], "summary": result["summary"]}
 
 
+def spent(root: Path) -> dict[str, float]:
+    """What all lives together took."""
+    return json.loads((root / "result.json").read_text())["costs"]
+
+
+def test_a_recovery_goes_on_from_the_failure_that_it_is_kept_with(tmp_path: Path) -> None:
+    """Failures are made again by another life, and are other ones: so are their continuations."""
+    (tmp_path / "whole").mkdir()
+    assert played("collect_recovery", tmp_path / "whole") == 0
+    calls = json.loads((tmp_path / "whole" / "result.json").read_text())["calls"]
+    for at in range(calls // 2, calls, max(1, calls // 16)):
+        root = tmp_path / str(at)
+        root.mkdir()
+        assert played("collect_recovery", root, at) == -signal.SIGKILL
+        assert played("collect_recovery", root, life=1) == 0
+        items = [line["value"] for line in lines(root / "collect_recovery" / "recovered.jsonl")]
+        points = {point["id"]: point for item in items for point in item["points"]}
+        last = {line["rollout"]["id"]: line["rollout"] for line in lines(root / "collect_recovery" / "rollouts.jsonl")}
+        for row in rows_in(root / "collect_recovery" / "data.parquet"):
+            history = points[f"point:{row.lineage.parent}"]["history_ids"]
+            assert list(row.sample.ids[: len(history)]) == history
+            assert last[row.sample.rollout_id]["chunks"][0]["ids"][: len(history)] == history
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_killed_at_random_points_no_item_is_lost_and_none_done_twice(kind: str, tmp_path: Path) -> None:
     root = tmp_path / "whole"
     root.mkdir()
     assert played(kind, root) == 0
     calls = json.loads((root / "result.json").read_text())["calls"]
-    expected = told(kind, root)
+    expected, costs = told(kind, root), spent(root)
     assert all(expected["items"].values())
     draw = random.Random(f"kills of {kind}")
     killed = 0
@@ -145,6 +173,7 @@ def test_killed_at_random_points_no_item_is_lost_and_none_done_twice(kind: str, 
             killed += 1
             continue
         assert told(kind, root) == expected
+        assert all(spent(root)[name] >= costs[name] for name in ("completion_tokens", "prompt_tokens", "episodes", "verify_s"))
         for name, key in ITEMS[kind].items():
             keys = [key(line) for line in lines(root / kind / name)]
             assert len(keys) == len(set(keys))

@@ -168,7 +168,7 @@ async def test_rsr_end_to_end(bench: Bench) -> None:
 async def test_discovery_finds_more_than_the_bare_policy(bench: Bench) -> None:
     async def found(name: str, config: RsrConfig) -> dict[str, int]:
         ctx = bench.ctx(name)
-        return counted(config, [told(config, await discover(ctx, config, task)) for task in ctx.tasks.train])
+        return counted(config, [told(await discover(ctx, config, task)) for task in ctx.tasks.train])
 
     counts = await found("assisted", RsrConfig())
     bare = await found("bare", RsrConfig(harnesses=["react"], attempts=2))

@@ -7,8 +7,7 @@ executed and collected by itself. A finished item is a line of a journal, and on
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +34,8 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
     """
     tasks = ctx.tasks.train[: config.tasks or None]
     of_id = {task.id: task for task in tasks}
-    summary: dict[str, float | int | str | None] = {}
     with Journal(ctx.out / "discovered.jsonl") as discovered, Journal(ctx.out / "rewritten.jsonl") as rewritten:
-        async with _phase(ctx, "discover", len(tasks), summary):
+        async with ctx.phase("discover", len(tasks)):
             made = await ctx.lineage(datasets.Kind.source)
             await _each(ctx, discovered, ((task.id, task) for task in tasks), lambda task: _discovered(ctx, config, task, made))
         counts = counted(config, (found for _, found in discovered.values(of_id)))
@@ -45,13 +43,14 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
         chosen = solved[: config.sources or None]
         sources = (source_of(of_id[task_id], found) for task_id, found in discovered.values(chosen))
         rewriter = _Rewriter(ctx, config, replace(made, kind=datasets.Kind.rsr))
-        async with _phase(ctx, "rewrite", len(chosen), summary):
+        async with ctx.phase("rewrite", len(chosen)):
             await _each(ctx, rewritten, ((s.task.id, s) for s in sources), rewriter.rewrite)
         refused: Counter[str] = Counter()
         for _, one in rewritten.values(chosen):
             refused.update(reason for draft in one["drafts"] for reason in draft["refused"])
         runbooks = [{"task": task_id, **book} for task_id, one in rewritten.values(chosen) for book in one["runbooks"]]
         collected = total(one["counts"] for _, one in rewritten.values(chosen))
+        counts |= {"lost": len(tasks) - len(discovered) + len(chosen) - len(rewritten)}
         counts |= {"sources": len(chosen), "runbooks": len(runbooks)}
         counts |= {f"refused_{reason}": n for reason, n in sorted(refused.items())} | collected
         ctx.log(ctx.name, {k: float(v) for k, v in counts.items()})
@@ -60,28 +59,30 @@ async def run(ctx: Context, config: RsrConfig) -> StageResult:
         write_json(ctx.out / "runbooks.json", runbooks)
         datasets.write(ctx.out / "data.parquet", _rows(one for _, one in rewritten.values(chosen)))
         num_sources = datasets.write(ctx.out / "source_data.parquet", _rows(one for _, one in discovered.values(chosen)))
-    summary = {
+    summary: dict[str, float | int | str | None] = {
         "solved": counts["solved_jointly"],
         "runbooks": len(runbooks),
         "verified": collected["verified"],
         "kept": collected["kept"],
         "source_samples": num_sources,
-        **summary,
+        **ctx.shares(),
     }
     outputs = {"data": str(ctx.out / "data.parquet"), "source_data": str(ctx.out / "source_data.parquet")}
     return StageResult(outputs, summary, counts=counts)
 
 
-async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec, made: datasets.Lineage) -> Found:
-    """What every harness made of one task, with its verified trajectories as samples.
+async def _discovered(ctx: Context, config: RsrConfig, task: TaskSpec, made: datasets.Lineage) -> Found | None:
+    """What every harness made of one task, with its verified trajectories as samples; None if the machine lost every attempt.
 
     Those are what training on the sources themselves takes: the solver's tokens and what it saw, its harness's interventions
     included, under the general harness's prompt.
     """
     results = await discover(ctx, config, task)
+    if not results:
+        return None
     kept, counts = collect(ctx.chat, task, [(r.rollout.harness, r) for r in results], config.keep_per_task)
     rows = datasets.rows_of([sample for _, sample in kept], results, made)
-    return {**told(config, results), "rows": [datasets.cells_of(row) for row in rows], "counts": counts}
+    return {**told(results), "rows": [datasets.cells_of(row) for row in rows], "counts": counts}
 
 
 class _Rewriter:
@@ -93,13 +94,15 @@ class _Rewriter:
         self._planner = Planner(ctx.ask, sampling, whole=config.plan_whole)
         self._screener = Screener(ctx.ask, ctx.scan)
 
-    async def rewrite(self, source: Source) -> Rewritten:
-        """K runbooks, those that pass executed M times each; what is kept of the executions."""
+    async def rewrite(self, source: Source) -> Rewritten | None:
+        """K runbooks, those that pass executed M times each; what is kept of the executions. None if the machine lost them all."""
         ctx, config = self._ctx, self._config
         drafts: list[dict[str, object]] = []
         books = await asyncio.gather(*[self._runbook(source, number, drafts) for number in range(config.runbooks)])
         passed = [book for book in books if book is not None]
         executed = [pair for group in await asyncio.gather(*[execute(ctx, config, book) for book in passed]) for pair in group]
+        if passed and not executed:
+            return None
         kept, counts = collect(ctx.chat, source.task, executed, config.keep_per_task)
         rows = datasets.rows_of(
             [sample for _, sample in kept],
@@ -129,24 +132,11 @@ class _Rewriter:
 
 
 async def _each(ctx: Context, journal: Journal, items: Iterable, work: Any) -> None:  # Any: see `each`
-    def advance(note: str) -> None:
-        ctx.keep_costs()
+    async def done(note: str) -> None:
+        await ctx.keep_costs()
         ctx.progress.advance(note)
 
-    await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, advance=advance)
-
-
-@asynccontextmanager
-async def _phase(ctx: Context, what: str, total: int, summary: dict[str, float | int | str | None]) -> AsyncGenerator[None, None]:
-    """A bar, the wall time of its episodes, and the share of it in which each part was at work."""
-    ctx.progress.begin(f"{ctx.name}: {what}", total)
-    start_s, before = ctx.clock(), await ctx.busy()
-    yield
-    wall_s = ctx.clock() - start_s
-    ctx.costs.rollout_s += wall_s
-    for part, seconds in (await ctx.busy()).items():
-        summary[f"{what}_{part}_busy"] = (seconds - before.get(part, 0.0)) / wall_s
-    ctx.progress.end()
+    await each(journal, items, work, at_once=ctx.config.sandbox.concurrency, done=done)
 
 
 def _rows(items: Iterable[dict[str, Any]]) -> Iterable[datasets.Row]:  # Any: JSON

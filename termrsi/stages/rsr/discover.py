@@ -42,12 +42,12 @@ async def discover(ctx: Context, config: RsrConfig, task: TaskSpec) -> list[Scor
     return await ctx.episodes(specs, f"{ctx.name}: discover", advance=lambda note: None)
 
 
-def told(config: RsrConfig, results: Sequence[ScoredRollout]) -> Found:
+def told(results: Sequence[ScoredRollout]) -> Found:
     """Of one task's attempts: who solved it, and its shortest verified trajectory."""
     verified = [r for r in results if r.verdict.strict and commands_of(r)]
     best = min(verified, key=lambda r: (len(commands_of(r)), r.rollout.completion_tokens, r.rollout.id), default=None)
     return {
-        "attempts": config.attempts * len(config.harnesses),
+        "attempts": len(results),
         "solved_by": sorted({r.rollout.harness for r in results if r.verdict.strict}),
         "source": None if best is None else [best.rollout.id, best.rollout.harness, list(commands_of(best))],
     }
@@ -57,7 +57,7 @@ def counted(config: RsrConfig, found: Iterable[Found]) -> dict[str, int]:
     """Of all tasks: attempts, tasks solved by each harness and by any."""
     counts = Counter({"tasks": 0, "attempts": 0} | {f"solved_by_{h}": 0 for h in config.harnesses} | {"solved_jointly": 0})
     for one in found:
-        counts.update({"tasks": 1, "attempts": one["attempts"], "solved_jointly": int(one["source"] is not None)})
+        counts.update({"tasks": 1, "attempts": one["attempts"], "solved_jointly": int(bool(one["solved_by"]))})
         counts.update(f"solved_by_{harness}" for harness in one["solved_by"])
     return dict(counts)
 

@@ -128,6 +128,7 @@ class _Work:
                 self.ctx.progress.advance(f"lost: {error.what}")
                 continue
             self.journal.add(str(item["index"]), item)
+            await self.ctx.keep_costs()
             self._count(item)
             self.ctx.progress.advance("" if item["category"] == KEPT else item["category"])
 

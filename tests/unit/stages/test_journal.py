@@ -62,6 +62,11 @@ async def test_each_does_every_item_once_and_no_more_than_so_many_at_a_time(tmp_
             drawn.append(number)
             yield str(number), number
 
+    notes: list[str] = []
+
+    async def told(note: str) -> None:
+        notes.append(note)
+
     async def work(number: int) -> int:
         nonlocal running, most
         assert len(drawn) <= len(journal) + 3
@@ -73,11 +78,26 @@ async def test_each_does_every_item_once_and_no_more_than_so_many_at_a_time(tmp_
 
     with Journal(tmp_path / "squares.jsonl") as journal:
         journal.add("7", -1)
-        notes: list[str] = []
-        await each(journal, items(), work, at_once=3, advance=notes.append)
+        await each(journal, items(), work, at_once=3, done=told)
         assert most == 3
         assert dict(journal.values(map(str, range(20)))) == {str(n): n * n if n != 7 else -1 for n in range(20)}
         assert sorted(notes) == [""] * 19 + ["finished before"]
+
+
+async def nobody(note: str) -> None: ...
+
+
+async def test_what_the_machine_lost_is_tried_again(tmp_path: Path) -> None:
+    lost = {"1"}
+
+    async def work(key: str) -> str | None:
+        return None if key in lost else key
+
+    for there in (["0", "2"], ["0", "1", "2"]):
+        with Journal(tmp_path / "items.jsonl") as journal:
+            await each(journal, ((key, key) for key in "012"), work, at_once=2, done=nobody)
+            assert [key for key, _ in journal.values("012")] == there
+        lost.clear()
 
 
 async def test_an_error_ends_the_others_and_keeps_what_was_added(tmp_path: Path) -> None:
@@ -95,6 +115,6 @@ async def test_an_error_ends_the_others_and_keeps_what_was_added(tmp_path: Path)
 
     with Journal(tmp_path / "items.jsonl") as journal:
         with pytest.raises(StageError, match="told to fail"):
-            await each(journal, ((str(n), n) for n in (0, 1, 3, 2, 4)), work, at_once=2)
+            await each(journal, ((str(n), n) for n in (0, 1, 3, 2, 4)), work, at_once=2, done=nobody)
         assert [key for key, _ in journal.values("01234")] == ["0", "1"]
     assert cleaned == [0, 1, 3]
