@@ -21,7 +21,7 @@ status=0
 termrsi "${overrides[@]}" || status=$?
 if [[ $status -ge 128 ]]; then exit "$status"; fi # stopped by a signal: termrsi has said so
 if [[ $status -eq 2 ]]; then exit 2; fi # it cannot be run as asked: one line has said why
-[[ $status -eq 0 ]] || fail "the run ended with exit code $status; its message stands above, and the same command goes on from the last finished stage"
+[[ $status -eq 0 ]] || fail "the run ended with exit code $status; its message stands above, and the same command goes on from what is finished"
 
 run_dir="$(python - "${overrides[@]}" <<'PYTHON'
 import sys

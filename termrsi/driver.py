@@ -94,6 +94,6 @@ async def _with_signals(pipeline: "object") -> int:
         if not stopped:
             raise
         name = signal.Signals(stopped[0]).name
-        print(f"termrsi: stopped by {name}; the same command goes on from the last finished stage", file=sys.stderr)  # noqa: T201
+        print(f"termrsi: stopped by {name}; the same command goes on from what is finished", file=sys.stderr)  # noqa: T201
         return 128 + stopped[0]
     return 0

@@ -16,5 +16,5 @@ async def alive(name: str, reference: Any) -> Any:  # Any: see ask
     try:
         return await reference
     except RayActorError as error:
-        cure = "the kernel's log says if memory ran out; the same command goes on from the last finished stage"
+        cure = "the kernel's log says if memory ran out; the same command goes on from what is finished"
         raise EngineError(f"its process died: {str(error).splitlines()[0]}", name, cure) from error
