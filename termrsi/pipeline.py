@@ -225,6 +225,7 @@ class Pipeline:
         tasks, checks = await self._tasks(config, parts)
         await self._use_policy(parts, policy_dir)
         critic = await self._open_critic(config, parts, policy_dir)
+        recorded = RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else None
         ctx = Context(
             config=self._config,
             name=name,
@@ -233,7 +234,7 @@ class Pipeline:
             checks=checks,
             chat=parts.chat,
             generator=parts.generator,
-            rollouts=RecordedRollouts(parts.rollouts, out / "trials", model=policy_dir) if self._config.trials else parts.rollouts,
+            rollouts=recorded or parts.rollouts,
             policy=parts.policy,
             critic=critic,
             reference=await self._open_reference(config, parts, policy_dir),
@@ -256,7 +257,11 @@ class Pipeline:
         ctx.busy_before = await parts.busy()
         if config.kind in TRAINS:
             self._loaded = ""
-        result: StageResult = await STAGES[config.kind](ctx, config)
+        try:
+            result: StageResult = await STAGES[config.kind](ctx, config)
+        finally:
+            if recorded is not None:
+                recorded.close()
         if critic is not None:
             await self._hand_on_critic(name, result, critic, parts)
         if ctx.reference is not None:

@@ -4,6 +4,7 @@ A trial that was dropped is an error and in no mean. pass@k stands where every r
 up to the fewest attempts of a task.
 """
 
+import json
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -27,17 +28,25 @@ class _Counts:
 
 
 class Job:
-    """Takes the result of each trial, as written to its result.json; `write` says what there is so far."""
+    """Counts trials, each by its result as written to its result.json; `write` says what there is."""
 
     def __init__(self, directory: Path, number: str) -> None:
         self._directory = directory
         self._id = number
-        self._started = datetime.now(UTC).isoformat()
+        self._started = ""
         self._evals: dict[str, _Counts] = defaultdict(_Counts)
         self._tokens = dict.fromkeys(("n_input_tokens", "n_cache_tokens", "n_output_tokens"), 0)
-        self._trials: set[str] = set()
+        self._trials = 0
         self._tasks: dict[str, None] = {}
         self._agents: list[Json] = []
+
+    @classmethod
+    def of(cls, directory: Path) -> "Job":
+        """Of every trial that lies there whole, whichever run of the stage wrote it."""
+        job = cls(directory, job_id(directory))
+        for file in sorted(directory.glob("*/result.json")):
+            job.add(json.loads(file.read_text(encoding="utf-8")))
+        return job
 
     def add(self, result: Json) -> None:
         name, agent = result["trial_name"], result["agent_info"]
@@ -49,16 +58,20 @@ class Job:
             counts.errors[result["exception_info"]["exception_type"]].append(name)
         for key in self._tokens:
             self._tokens[key] += (result["agent_result"] or {}).get(key, 0)
-        self._trials.add(name)
+        self._trials += 1
+        self._started = min(self._started or result["started_at"], result["started_at"])
         self._tasks[result["task_id"]["path"]] = None
         if result["config"]["agent"] not in self._agents:
             self._agents.append(result["config"]["agent"])
 
     def write(self) -> None:
+        """`config.json` and `result.json`; nothing where there is no trial."""
+        if not self._trials:
+            return
         now = datetime.now(UTC).isoformat()
         errors = sum(len(trials) for counts in self._evals.values() for trials in counts.errors.values())
         stats = {
-            "n_completed_trials": len(self._trials),
+            "n_completed_trials": self._trials,
             "n_errored_trials": errors,
             "evals": {key: _eval(counts) for key, counts in self._evals.items()},
             **self._tokens,
@@ -71,7 +84,7 @@ class Job:
         }
         atif.dump(self._directory / "config.json", config)
         times = {"started_at": self._started, "updated_at": now, "finished_at": now}
-        atif.dump(self._directory / "result.json", {"id": self._id, **times, "n_total_trials": len(self._trials), "stats": stats})
+        atif.dump(self._directory / "result.json", {"id": self._id, **times, "n_total_trials": self._trials, "stats": stats})
 
 
 def job_id(directory: Path) -> str:

@@ -44,19 +44,18 @@ class RecordedRollouts:
         self._rollouts = rollouts
         self._directory = directory
         self._model = model
-        self._job = Job(directory, job_id(directory))
 
     async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         by_id = {spec.id: spec for spec in specs}
-        try:
-            async with aclosing(self._rollouts.run(specs)) as results:
-                async for result in results:
-                    number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
-                    _, said = await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
-                    self._job.add(said)
-                    yield without_files(result)
-        finally:
-            self._job.write()
+        async with aclosing(self._rollouts.run(specs)) as results:
+            async for result in results:
+                number = result.id if isinstance(result, DroppedRollout) else result.rollout.id
+                await asyncio.to_thread(write, self._directory, by_id[number], result, model=self._model)
+                yield without_files(result)
+
+    def close(self) -> None:
+        """Counts all trials that lie there, once nothing runs any more."""
+        Job.of(self._directory).write()
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         await self._rollouts.discard(snapshots)

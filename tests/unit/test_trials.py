@@ -253,5 +253,11 @@ async def test_recorded_rollouts_hand_on_what_they_wrote(task: TaskSpec, tmp_pat
     assert found[0].verdict == Verdict(True, 1.0)  # nobody else reads the files
     assert [path.read_text() for path in tmp_path.rglob("log")] == ["x"]
     assert len(list((tmp_path / "trials").glob("*/result.json"))) == 2
+    assert not (tmp_path / "trials" / "result.json").exists()
+    recorded.close()
+    again = trials.RecordedRollouts(plain, tmp_path / "trials")  # of a stage that goes on
+    assert len([one async for one in again.run([spec(task, "e2"), spec(task, "e3")])]) == 2
+    again.close()
+    assert read(tmp_path / "trials" / "result.json")["n_total_trials"] == 3
     await recorded.discard([])
     assert plain.discarded == []
