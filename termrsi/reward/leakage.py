@@ -27,6 +27,7 @@ NGRAM = 8
 MIN_DIGITS = 4
 MIN_STRING = 12
 MIN_SPLIT = 6  # letters and digits that a string cut in pieces must have
+LONGEST_LINE = 1000  # of code; a longer one is data
 
 _TOKEN = re.compile(r"\w+")
 _NUMBER = re.compile(r"(?<![\w.])\d[\d_,]*(?:\.\d+)?(?![\w])")
@@ -210,7 +211,12 @@ def _expected(verifier: str) -> set[str]:
     """
     lines = [line for line in verifier.splitlines() if _COMPARES.search(line)]
     quoted = {(a or b).strip() for line in lines for a, b in _SHORT_QUOTED.findall(line)}
-    exact = {(m["after"] or m["before"] or m["inner"]).strip() for line in lines for m in _EQUALS.finditer(line)}
+    exact = {
+        (m["after"] or m["before"] or m["inner"]).strip()
+        for line in lines
+        if len(line) <= LONGEST_LINE
+        for m in _EQUALS.finditer(line)
+    }
     told = {string for string in quoted if re.search(r"\d", string)} | {string for string in exact if _is_telling(string)}
     return {string for string in told if len(string) < MIN_STRING and string not in _COMMON and not _FILE_NAME.fullmatch(string)}
 

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.records import EnvironmentSpec, Message, SamplingParams, TaskSpec, Writing
+from termrsi.fakes import FakeGenerator, FakeTokenizer
+from termrsi.harness.render import ChatFormat
+from termrsi.records import Completion, EnvironmentSpec, Message, SamplingParams, TaskSpec, Writing
 from termrsi.reward.leakage import scan
+from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rsr.screen import Screener
 
 TESTS = '''
@@ -114,3 +117,40 @@ async def test_only_a_whole_first_word_is_an_answer(task: TaskSpec, answer: str,
 
 async def test_form_comes_first(task: TaskSpec) -> None:
     assert await Screener(Critic("no"), scan, 4).refusals(task, "it is 7319055", 0) == ("block_missing",)
+
+
+class Thinking(FakeTokenizer):
+    """Its template opens the thought, so that the model's own words do not."""
+
+    chat_template = "messages"
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return self.get_added_vocab()[token]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = False, **_: object) -> str:
+        text = super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        return text + "<think>\n" * add_generation_prompt
+
+
+class Says(FakeGenerator):
+    """One thing, whatever it is asked."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        ids = tuple(Thinking().encode(self.text))
+        return Completion(ids, (0.0,) * len(ids), "length")
+
+
+@pytest.mark.parametrize(("said", "refusals"), [("No value is told, or", ("critic_unclear",)), ("Hm.</think>no", ())])
+async def test_a_thought_that_the_template_opened_is_none_of_the_policys_answer(
+    task: TaskSpec, said: str, refusals: tuple[str, ...]
+) -> None:
+    policy = PolicyWriter(Says(said), ChatFormat(Thinking()))
+
+    async def ask(role: str, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+        return await policy.write(messages, sampling, key, begun)
+
+    assert await Screener(ask, scan, 16).refusals(task, BOOK.format("open it"), 0) == refusals
