@@ -94,6 +94,7 @@ class RsrConfig(DrawsConfig):
     rounds: int = 2  # revisions of a refused runbook
     execute_temperature: float = 0.7
     plan_tokens: int = 160
+    critic_tokens: int = 16  # of the critic's answer; one that reasons first needs room for that, too
     plan_whole: bool = False  # a runbook in one reply; without it each heading is given, as a small model needs
     sources: int = 0  # solved tasks to plan for; 0: all
     execute_harness: str = "react"  # an assisting one shows worked examples as well; they are stripped like the runbook
@@ -103,6 +104,7 @@ class RsrConfig(DrawsConfig):
         at_least(
             "rsr", 1, attempts=self.attempts, runbooks=self.runbooks, executions=self.executions, keep_per_task=self.keep_per_task
         )
+        at_least("rsr", 1, critic_tokens=self.critic_tokens)
         at_least("rsr", 0, tasks=self.tasks, sources=self.sources, rounds=self.rounds, plan_temperature=self.plan_temperature)
         if not self.harnesses:
             raise ConfigError("no harness to discover with", "rsr.harnesses", "name at least one")

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from termrsi.records import TaskSpec
-from termrsi.reward.leakage import texts
+from termrsi.reward.secret_files import SOLUTION, TRUTH, VERIFIER, texts
 
 FILE_CHARS, PART_CHARS = 12_000, 40_000  # shown of one file, and of one part of the task
+OLDER_ENVIRONMENT = ("Dockerfile", "docker-compose.yaml")  # of the older format, whose further files may be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +21,10 @@ class Document:
 def dossier(task: TaskSpec) -> tuple[Document, ...]:
     """Instruction, environment, verifier and solution, each cut to a bound; what is cut or left out is told in its place."""
     root = Path(task.path)
-    parts = {"environment": ["environment"], "verifier": ["tests"], "solution": ["solution"]}
-    if (root / "task.yaml").is_file() and not (root / "task.toml").is_file():
-        parts = {"environment": [], "verifier": ["tests"], "solution": []}
-    documents = [Document("instruction", task.instruction)]
-    for part, folders in parts.items():
-        found = [pair for folder in folders for pair in texts(root, folder)]
-        found += [(name, (root / name).read_text(errors="replace")) for name in _OLDER[part] if (root / name).is_file()]
-        documents.append(Document(part, _joined(found)))
-    return tuple(documents)
-
-
-_OLDER = {  # of the older format, beside its folders
-    "environment": ("Dockerfile", "docker-compose.yaml"),
-    "verifier": ("run-tests.sh",),
-    "solution": ("solution.sh", "solution.yaml"),
-}
+    older = (root / "task.yaml").is_file() and not (root / "task.toml").is_file()
+    parts = {"environment": OLDER_ENVIRONMENT if older else ("environment",), "verifier": VERIFIER, "solution": SOLUTION + TRUTH}
+    texts_of = [Document(part, _joined(list(texts(root, names)))) for part, names in parts.items()]
+    return (Document("instruction", task.instruction), *texts_of)
 
 
 def _joined(files: list[tuple[str, str]]) -> str:

@@ -2,7 +2,12 @@
 
 A scanner may read the secrets because only a category leaves it: a planner that is told more would learn them from the
 feedback. Ours, after the screening step of RSR. What says the same in other words only a critic can find, which is a model that has
-no access to the secrets: that is labelled as its finding (`critic_leak`), and no scan claims it.
+no access to the secrets: that is labelled as its finding (`critic_leak`), and no scan claims it. So is a plain short word that the
+verifier does not compare with in quotes on one line, or one of the words that every runbook uses (`common_words`).
+
+Of the solution, literals and hashes are secret, and its commands are not: commands are what a runbook is for, and a solver's may be
+the same. So runs of words and paths are compared with the verifier (and the author's truth) alone, and of the solution's strings
+those that are program text (`sed 's/a/b/'`) are left out.
 """
 
 import base64
@@ -15,100 +20,133 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from termrsi.records import TaskSpec
+from termrsi.reward.common_words import WORDS
+from termrsi.reward.secret_files import SOLUTION, TRUTH, VERIFIER, texts
 
 NGRAM = 8
 MIN_DIGITS = 4
 MIN_STRING = 12
 MIN_SPLIT = 6  # letters and digits that a string cut in pieces must have
-MAX_FILE_BYTES = 1_000_000
+LONGEST_LINE = 1000  # of code; a longer one is data
 
 _TOKEN = re.compile(r"\w+")
 _NUMBER = re.compile(r"(?<![\w.])\d[\d_,]*(?:\.\d+)?(?![\w])")
 _HASH = re.compile(r"(?<![\w])[0-9a-fA-F]{8,}(?![\w])")
 _QUOTED = re.compile(r"\"([^\"\n]{12,})\"|'([^'\n]{12,})'")
 _MIXED = re.compile(r"[^\s\"'`()\[\]{}<>;,|&]{12,}")
-_PATH = re.compile(r"(?<![\w.\-/])(?:/[\w.@+\-]+)+")
+_PATH = re.compile(r"(?<![\w.\-/])(?>(?:/[\w.@+\-]+)+)(?!/[,;!])")  # what ends so is an address of sed's: /from/,/to/
 _NAMES = re.compile(r"\bdef (test_\w+)|\bclass (Test\w+)|^\s*(?:function )?(check_\w+|test_\w+) *\(\)", re.MULTILINE)
 _LETTERS = re.compile(r"[a-z0-9]+")
 _FILE_NAME = re.compile(r"[\w.\-/]+\.\w{1,5}|/[\w.\-/]+")
 _SYSTEM = ("/dev/", "/bin/", "/usr/bin/", "/usr/local/bin/", "/etc/passwd", "/proc/")
 
+# Program text: what lies between two quoted strings of a pipe, a variable or a command in one, sed's substitution, awk's block.
+_PROGRAM = re.compile(r"^[|&;]|\$[\w({]|(?:^|[;,\s/\d])[sy]([/|#,]).*\1|^\{.*\}$|[\s;]\{|\\\(")
+_PHRASE = re.compile(r"[a-z]+(?: [a-z]+){2,}")
 
 # What a comparison of the verifier holds in quotes and says nothing of the result.
 _COMMON = frozenset({"utf-8", "utf8", "ascii", "latin-1", "PASS", "FAIL", "PASSED", "FAILED", "__main__", "shell=True"})
 _COMPARES = re.compile(r"==|!=|\bassert|\bin\b|\bgrep\b|\bdiff\b|\bcmp\b|\[ |\btest -|Equal|startswith|endswith")
 _SHORT_QUOTED = re.compile(r"\"([^\"\n]{5,})\"|'([^'\n]{5,})'")
+# A quoted string that something must be equal to: Python's signs and assertions, the shell's brackets, grep for a whole line.
+_EQUALS = re.compile(
+    r"(?:==|!=|(?:\[|\btest ).*\s=|\bgrep(?: -\w+)* -\w*x\w*(?: -\w+)*|\bassertEquals?\(.*,)"
+    r" *(?P<q>[\"'])(?P<after>[^\"'\n]{5,})(?P=q)"
+    r"|(?P<p>[\"'])(?P<before>[^\"'\n]{5,})(?P=p) *(?:==|!=)"
+    r"|\bassertEquals?\( *(?P<o>[\"'])(?P<inner>[^\"'\n]{5,})(?P=o) *,"
+)
 _BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{8,}={0,2}(?![\w+/])")
 _HEX = re.compile(r"(?<!\w)(?:[0-9a-fA-F]{2}){6,}(?!\w)")
 _READS = re.compile(
-    r"(?<![\w.\-])(?:/tests|/solution|/oracle|/logs/verifier)\b|\b(?:run-tests|test|solve|solution)\.sh\b|\bsolution\.yaml\b"
+    r"(?<![\w.\-])(?:/(?:tests|solution|oracle|logs/verifier)\b|tests/|solution/(?=[*$\s\"'`]|[\w*]+\.\w|$))"
+    r"|\b(?:run-tests|test|solve|solution)\.sh\b|\bsolution\.yaml\b|\btruth\.md\b"
+)
+_FINDS = re.compile(
+    r"\bfind\b[^\n;]*?\s-i?(?:name|path|wholename|regex)\s+[\"']?"
+    r"([^\s\"']*(?<![A-Za-z])(?:(?:conf)?tests?|solution|solve|oracle)(?![A-Za-z])[^\s\"']*)"
+    r"|\b(?:locate|fd|fdfind|grep|rg|ls)\b[^\n;]*?(?<!\w)(test_\w*)",
+    re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Secrets:
-    """What a task's verifier and solution hold, and what the task says itself."""
+    """What may not be told of a task, less what it says itself. `strings` and `expected` are folded."""
 
     public: str
-    workdir: str
-    tests: dict[str, str]  # by path
-    solution: str
-
-    @property
-    def verifier(self) -> str:
-        return "\n".join(self.tests.values())
-
-    @property
-    def both(self) -> str:
-        return f"{self.verifier}\n{self.solution}"
+    said: str  # the same, folded
+    ngrams: set[tuple[str, ...]]
+    numbers: set[str]
+    strings: set[str]
+    hashes: set[str]
+    paths: set[str]
+    names: set[str]
+    expected: set[str]
 
 
 def scan(task: TaskSpec, text: str) -> tuple[str, ...]:
     """Categories of leakage in `text`, sorted; empty if there is none.
 
-    Against the files of `tests/` and `solution/` (`steps/` too), minus what the instruction says itself:
+    Against the files of `secret_files`, minus what the instruction says itself. Strings are compared without regard to letter case
+    and to the kind and amount of white space.
     ngram: 8 tokens in a row of verifier text; literal: a number of 4 and more digits, or a string of 12 and more characters of
     verifier or solution; hash: one of theirs; path: an absolute path of the tests; test_name: a test file's or function's name;
-    expected_output: a shorter string with a digit in it that a line of the verifier compares with; encoded: any of these in base64,
-    hexadecimal or rot13; reversed: written backwards; split: cut by spaces, line ends, quotes or signs; reads_tests: where tests or
-    solution lie, as a command would name it.
+    expected_output: a shorter string that a line of the verifier compares with, if there is a digit in it, or if it is what
+    something must be equal to and no common word; encoded: any of these, or reads_tests, in base64, hexadecimal or rot13; reversed:
+    written backwards; split: cut by spaces, line ends, quotes or signs; reads_tests: where tests or solution lie, as a command
+    would name it or look for it.
     """
     secrets = _secrets(task)
     found = _plain(text, secrets)
-    if any(_plain(other, secrets) - {"ngram"} - found for other in _decoded(text)):
+    if any(_plain(other, secrets) - {"ngram"} - found or _reads(other, secrets) for other in _decoded(text)):
         found.add("encoded")
-    if _hidden(text[::-1], text, secrets):
+    if _hidden(text, secrets) or _reads(text[::-1], secrets):
         found.add("reversed")
     if not found & {"literal", "hash", "expected_output", "test_name"} and _is_split(text, secrets):
         found.add("split")
-    if any(match.group() not in secrets.public for match in _READS.finditer(text)):
+    if _reads(text, secrets):
         found.add("reads_tests")
     return tuple(sorted(found))
 
 
 def _secrets(task: TaskSpec) -> _Secrets:
-    root = Path(task.path)
-    solution = "\n".join(content for _, content in texts(root, "solution"))
-    return _Secrets(task.instruction, task.environment.workdir or "/app", dict(texts(root, "tests")), solution)
+    root, public = Path(task.path), task.instruction
+    tests = dict(texts(root, VERIFIER + TRUTH))
+    verifier, solution = "\n".join(tests.values()), "\n".join(text for _, text in texts(root, SOLUTION))
+    said = _folded(public)
+    strings = _strings(verifier) | {string for string in _strings(solution) if _is_news(string, said)}
+    return _Secrets(
+        public=public,
+        said=said,
+        ngrams=_ngrams(verifier) - _ngrams(public),
+        numbers=(_numbers(verifier) | _numbers(solution)) - _numbers(public),
+        strings={_folded(string) for string in strings if _folded(string) not in said},
+        hashes={digest for digest in _hashes(verifier) | _hashes(solution) if digest not in public.lower()},
+        paths=_own_paths(verifier, public, task.environment.workdir or "/app"),
+        names={name for name in _test_names(tests) if not _mentions(public, name)},
+        expected={string for string in map(_folded, _expected(verifier)) if string not in said},
+    )
 
 
 def _plain(text: str, secrets: _Secrets) -> set[str]:
     """Of a text as it stands."""
-    public = secrets.public
-    found: set[str] = set()
-    if (_ngrams(text) & _ngrams(secrets.verifier)) - _ngrams(public):
-        found.add("ngram")
-    if _has_literal(text, secrets.both, public):
-        found.add("literal")
-    if _has_hash(text, secrets.both, public):
-        found.add("hash")
-    if _has_path(text, secrets.verifier, public, secrets.workdir):
-        found.add("path")
-    if any(_mentions(text, name) and not _mentions(public, name) for name in _test_names(secrets.tests)):
-        found.add("test_name")
-    if any(_stands_in(text, string) and string not in public for string in _expected(secrets.verifier)):
-        found.add("expected_output")
-    return found
+    folded = _folded(text)
+    found = {
+        "ngram": not secrets.ngrams.isdisjoint(_ngrams(text)),
+        "literal": not secrets.numbers.isdisjoint(_numbers(text)) or any(string in folded for string in secrets.strings),
+        "hash": not secrets.hashes.isdisjoint(map(str.lower, _HASH.findall(text))),
+        "path": not secrets.paths.isdisjoint(_paths(text)),
+        "test_name": any(_mentions(text, name) for name in secrets.names),
+        "expected_output": any(_stands_in(folded, string) for string in secrets.expected),
+    }
+    return {category for category, is_found in found.items() if is_found}
+
+
+def _reads(text: str, secrets: _Secrets) -> bool:
+    """Whether it names a place of tests or solution, or looks for their files by name; what the task names, too, does not count."""
+    if any(match.group() not in secrets.public for match in _READS.finditer(text)):
+        return True
+    return any((found or searched).strip("*?.").lower() not in secrets.said for found, searched in _FINDS.findall(text))
 
 
 def _decoded(text: str) -> Iterator[str]:
@@ -122,23 +160,27 @@ def _decoded(text: str) -> Iterator[str]:
     yield codecs.encode(text, "rot13")
 
 
-def _hidden(turned: str, text: str, secrets: _Secrets) -> bool:
-    """Whether a text that was turned round holds a secret which the text itself and the task do not."""
+def _hidden(text: str, secrets: _Secrets) -> bool:
+    """Whether a text that is turned round holds a secret which the text itself and the task do not."""
     known = {_digits(number) for number in _numbers(text) | _numbers(secrets.public)}
-    numbers = {_digits(number)[::-1] for number in _numbers(text)} & {_digits(number) for number in _numbers(secrets.both)}
+    numbers = {_digits(number)[::-1] for number in _numbers(text)} & {_digits(number) for number in secrets.numbers}
     if any(len(number) > MIN_DIGITS for number in numbers - known):
         return True
-    strings = _strings(secrets.both) | _hashes(secrets.both) | _expected(secrets.verifier) | _test_names(secrets.tests)
-    return any(s in turned and s not in text and s not in secrets.public and s != s[::-1] for s in strings if len(s) > MIN_DIGITS)
+    folded, turned = _folded(text), _folded(text[::-1])
+    strings = secrets.strings | secrets.hashes | secrets.expected | {name.lower() for name in secrets.names}
+    return any(s in turned and s not in folded and s not in secrets.said and s != s[::-1] for s in strings if len(s) > MIN_DIGITS)
 
 
 def _is_split(text: str, secrets: _Secrets) -> bool:
     squeezed, public = _squeezed(text), _squeezed(secrets.public)
-    # Whole words in their order are ordinary speech about the same files and programs: what is looked for is cut within one.
-    spoken = " ".join(_LETTERS.findall(text.lower()))
-    secret = (" ".join(_LETTERS.findall(s.lower())) for s in _strings(secrets.both) | _hashes(secrets.both))
+    # Whole words in their order are ordinary speech about the same files and programs: what is looked for is cut within one, or
+    # a phrase of plain words.
+    spoken, said = (" ".join(_LETTERS.findall(whole.lower())) for whole in (text, secrets.public))
+    if any(_stands_in(spoken, s) and s not in said for s in secrets.strings if _PHRASE.fullmatch(s)):
+        return True
+    secret = (" ".join(_LETTERS.findall(s)) for s in secrets.strings | secrets.hashes)
     strings = {_squeezed(words) for words in secret if words not in spoken}
-    numbers = {_digits(number) for number in _numbers(secrets.both)}
+    numbers = {_digits(number) for number in secrets.numbers}
     return any(len(s) >= MIN_SPLIT and s in squeezed and s not in public for s in strings) or any(
         len(n) >= MIN_SPLIT and n in _digits(text) and n not in _digits(secrets.public) for n in numbers
     )
@@ -146,6 +188,11 @@ def _is_split(text: str, secrets: _Secrets) -> bool:
 
 def _digits(text: str) -> str:
     return re.sub(r"\D", "", text)
+
+
+def _folded(text: str) -> str:
+    """Small letters, with one space where there is white space."""
+    return " ".join(text.lower().split())
 
 
 def _squeezed(text: str) -> str:
@@ -157,43 +204,43 @@ def _hashes(secret: str) -> set[str]:
     return {match.lower() for match in _HASH.findall(secret) if re.search(r"\d", match)}
 
 
-def _has_hash(text: str, secret: str, public: str) -> bool:
-    return any(match in _hashes(secret) and match not in public.lower() for match in map(str.lower, _HASH.findall(text)))
-
-
 def _expected(verifier: str) -> set[str]:
-    """Short quoted strings of lines that compare, unless they are plain words, names of files or common arguments."""
-    found = {(a or b).strip() for line in verifier.splitlines() if _COMPARES.search(line) for a, b in _SHORT_QUOTED.findall(line)}
-    return {
-        string
-        for string in found
-        if len(string) < MIN_STRING and string not in _COMMON and re.search(r"\d", string) and not _FILE_NAME.fullmatch(string)
+    """Short quoted strings of lines that compare, unless they are plain words, names of files or common arguments.
+
+    Plain words too where they are what something must be equal to, if one of them at least is not common.
+    """
+    lines = [line for line in verifier.splitlines() if _COMPARES.search(line)]
+    quoted = {(a or b).strip() for line in lines for a, b in _SHORT_QUOTED.findall(line)}
+    exact = {
+        (m["after"] or m["before"] or m["inner"]).strip()
+        for line in lines
+        if len(line) <= LONGEST_LINE
+        for m in _EQUALS.finditer(line)
     }
+    told = {string for string in quoted if re.search(r"\d", string)} | {string for string in exact if _is_telling(string)}
+    return {string for string in told if len(string) < MIN_STRING and string not in _COMMON and not _FILE_NAME.fullmatch(string)}
+
+
+def _is_telling(string: str) -> bool:
+    """Whether there is a word of 5 letters and more in it that is not common, and no program text."""
+    return not _PROGRAM.search(string) and any(word not in WORDS for word in re.findall(r"[a-z]{5,}", string.lower()))
+
+
+def _is_news(string: str, said: str) -> bool:
+    """Whether a string of the solution is neither program text nor made of the task's own words, short and common ones aside."""
+    if _PROGRAM.search(string):
+        return False
+    own = WORDS.union(re.findall(r"[a-z]+", said))
+    return re.search(r"\d", string) is not None or any(word not in own for word in re.findall(r"[a-z]{4,}", string.lower()))
 
 
 def _stands_in(text: str, string: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(string)}(?!\w)", text) is not None
 
 
-def texts(root: Path, folder: str) -> Iterator[tuple[str, str]]:
-    """Name and content of the text files of a folder of the task, and of its steps."""
-    for place in (root / folder, *sorted(root.glob(f"steps/*/{folder}"))):
-        for path in sorted(place.rglob("*")):
-            if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_FILE_BYTES:
-                content = path.read_bytes()
-                # A binary file still has a name that must not be told.
-                yield str(path.relative_to(root)), "" if b"\0" in content else content.decode("utf-8", "replace")
-
-
 def _ngrams(text: str) -> set[tuple[str, ...]]:
     tokens = _TOKEN.findall(text.lower())
     return {tuple(tokens[i : i + NGRAM]) for i in range(len(tokens) - NGRAM + 1)}
-
-
-def _has_literal(text: str, secret: str, public: str) -> bool:
-    if (_numbers(text) & _numbers(secret)) - _numbers(public):
-        return True
-    return any(string in text and string not in public for string in _strings(secret))
 
 
 def _numbers(text: str) -> set[str]:
@@ -209,15 +256,10 @@ def _strings(secret: str) -> set[str]:
     return {string for string in quoted | words if len(string) >= MIN_STRING and not string.startswith(_SYSTEM)}
 
 
-def _has_path(text: str, verifier: str, public: str, workdir: str) -> bool:
-    known = set(_paths(verifier))
-    for path in _paths(text):
-        if path not in known or path == workdir or path == "/tmp" or path.startswith(_SYSTEM):
-            continue
-        # The instruction may name the same file relative to the working directory.
-        if path not in public and path.removeprefix(workdir.rstrip("/") + "/") not in public:
-            return True
-    return False
+def _own_paths(verifier: str, public: str, workdir: str) -> set[str]:
+    """Absolute paths of the verifier; the instruction may name the same file relative to the working directory."""
+    own = {path for path in _paths(verifier) if path not in (workdir, "/tmp") and not path.startswith(_SYSTEM)}
+    return {path for path in own if path not in public and path.removeprefix(workdir.rstrip("/") + "/") not in public}
 
 
 def _paths(text: str) -> list[str]:

@@ -12,6 +12,7 @@ from termrsi.errors import TaskError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, TaskSpec
 from termrsi.reward import steps
+from termrsi.reward.secret_files import SCRIPTS
 from termrsi.reward.verifier import solution_environment
 
 PLACE = "/solution"  # in the sandbox
@@ -26,9 +27,7 @@ def solution(task: TaskSpec) -> Path | None:
     if task.steps:
         each = [solution(one) for one in steps.parts(task)]
         return each[0] if all(each) else None
-    names = ["solution/solve.sh", "solution.sh", "solution.yaml"]
-    if task.step:
-        names.insert(0, f"steps/{task.step}/solution/solve.sh")
+    names = [f"steps/{task.step}/{SCRIPTS[0]}"] * bool(task.step) + list(SCRIPTS)
     return next((path for name in names if (path := Path(task.path) / name).is_file()), None)
 
 

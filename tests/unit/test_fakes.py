@@ -194,9 +194,9 @@ async def test_planner_and_critic_get_what_they_ask_for() -> None:
         text = await planner.write(TASK.instruction, ("half", "solve"), seed, bad, ("block_empty",))
         assert set(take_apart(text)) == set(BLOCKS)
         assert "solve" in text
-        assert await Screener(ask, fakes.fake_scan).refusals(TASK, text, seed) == ()
+        assert await Screener(ask, fakes.fake_scan, 16).refusals(TASK, text, seed) == ()
         leak = text.replace("Look with ls", "all_done looks")
-        assert await Screener(ask, fakes.fake_scan).refusals(TASK, leak, seed) == ("leak_test_name",)
+        assert await Screener(ask, fakes.fake_scan, 16).refusals(TASK, leak, seed) == ("leak_test_name",)
 
 
 # --- policy --------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class _Rewriter:
         self._ctx, self._config, self._made = ctx, config, made
         sampling = ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens)
         self._planner = Planner(ctx.ask, sampling, whole=config.plan_whole)
-        self._screener = Screener(ctx.ask, ctx.scan)
+        self._screener = Screener(ctx.ask, ctx.scan, config.critic_tokens)
 
     async def rewrite(self, source: Source) -> Rewritten | None:
         """K runbooks, those that pass executed M times each; what is kept of the executions. None if the machine lost them all."""

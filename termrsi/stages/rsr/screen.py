@@ -1,10 +1,14 @@
 """RSR 3, screen: form first, then the deterministic scan, then a critic that sees only the public task and the runbook.
 
 The scan knows verifier and oracle but hands out categories only (its callable is passed in; this module cannot import it). The
-critic is the model itself; what it says unclearly counts as a refusal. A small model's answer is close to a guess: the scan is the
-filter that holds.
+critic is the model itself; what it says unclearly counts as a refusal, and so does a thought that was not closed. A small model's
+answer is close to a guess: the scan is the filter that holds.
 """
 
+import re
+from dataclasses import replace
+
+from termrsi.harness.actions import THINK_END
 from termrsi.ports import Scan
 from termrsi.records import Message, SamplingParams, TaskSpec
 from termrsi.stages.roles import Ask
@@ -22,9 +26,11 @@ _EXAMPLES = (
 class Screener:
     """Says why a runbook is refused; an empty answer passes it."""
 
-    def __init__(self, ask: Ask, scan: Scan) -> None:
+    def __init__(self, ask: Ask, scan: Scan, critic_tokens: int) -> None:
+        """`critic_tokens` bounds the critic's answer, and what it thinks before."""
         self._ask = ask
         self._scan = scan
+        self._sampling = SamplingParams(temperature=0.0, max_tokens=critic_tokens)
 
     async def refusals(self, task: TaskSpec, runbook: str, seed: int) -> tuple[str, ...]:
         """Categories, from the first of the three filters that refuses."""
@@ -36,8 +42,14 @@ class Screener:
         for asked, example, answer in _EXAMPLES:
             messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
         messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
-        said = await self._ask("critic", messages, SamplingParams(temperature=0.0, max_tokens=4, seed=seed), "critic")
-        answer = said.text.strip().strip(".*").lower()
-        if answer.startswith("no"):
-            return ()
-        return ("critic_leak",) if answer.startswith("yes") else ("critic_unclear",)
+        said = await self._ask("critic", messages, replace(self._sampling, seed=seed), "critic")
+        return _READINGS.get(_first_word(said.text.rpartition(THINK_END)[2]), ("critic_unclear",))
+
+
+_READINGS = {"no": (), "yes": ("critic_leak",)}
+
+
+def _first_word(answer: str) -> str:
+    """Of a thought that was not closed, the tag that opens it."""
+    found = re.search(r"\w[\w'-]*", answer)
+    return found.group().lower() if found else ""

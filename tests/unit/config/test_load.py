@@ -176,6 +176,7 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rpr_2.reward.delta=0.7", "at most 1"),
         ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
         ("stages.rsr_1.harnesses=[]", "name at least one"),
+        ("stages.rsr_1.critic_tokens=0", "critic_tokens=0 is too small"),
         ("stages.sft_1.tasks_from=rsr_1", "unknown key 'stages.sft_1.tasks_from'"),
         ("stages.rsr_1.tasks_from=base_eval", "writes no tasks"),
         ("stages.sft_1.data=", "reads data=''"),

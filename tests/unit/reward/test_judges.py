@@ -1,6 +1,7 @@
 """Two judges of a task: blind to each other, the worse reading counts, and an answer must be one."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,3 +142,18 @@ def test_what_is_too_long_is_cut_and_says_so(task: TaskSpec) -> None:
     assert "--- tests/big.txt (its first 12000 of 20000 characters)\nxxx" in documents["verifier"]
     assert "--- tests/binary\n" in documents["verifier"]
     assert len(documents["verifier"]) < 13_000
+
+
+def test_the_secret_files_of_both_formats_and_of_steps_are_shown(tmp_path: Path) -> None:
+    files = ("task.yaml", "Dockerfile", "run-tests.sh", "tests/test_a.py", "solution.yaml", "truth.md", "steps/one/tests/test.sh")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}\n")
+    older = TaskSpec("t", "f", "Do it.", str(tmp_path), EnvironmentSpec())
+    shown = {document.part: re.findall("text of (.*)", document.text) for document in dossier(older)}
+    assert shown == {
+        "instruction": [],
+        "environment": ["Dockerfile"],
+        "verifier": ["tests/test_a.py", "run-tests.sh", "steps/one/tests/test.sh"],
+        "solution": ["solution.yaml", "truth.md"],
+    }
