@@ -1,6 +1,7 @@
 """A Docker Engine for tests: the environment's, or a daemon of our own; and an image made without a registry."""
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -95,14 +96,16 @@ def image(address: str, cache: Path) -> str:
     docker = ["docker", "-H", address]
     if subprocess.run([*docker, "image", "inspect", IMAGE], capture_output=True).returncode != 0:
         archive = cache / "docker" / f"minbase-{PACKAGES.replace(',', '+')}.tar"
-        if not archive.is_file():
-            _bootstrap(archive)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with archive.with_suffix(".lock").open("w") as lock:  # two suites may want it at once
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not archive.is_file():
+                _bootstrap(archive)
         subprocess.run([*docker, "import", str(archive), IMAGE], check=True, capture_output=True)
     return IMAGE
 
 
 def _bootstrap(archive: Path) -> None:
-    archive.parent.mkdir(parents=True, exist_ok=True)
     root = archive.with_suffix(".root")
     shutil.rmtree(root, ignore_errors=True)
     try:
