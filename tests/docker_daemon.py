@@ -107,7 +107,7 @@ def image(address: str, cache: Path) -> str:
 
 def _bootstrap(archive: Path) -> None:
     root = archive.with_suffix(".root")
-    shutil.rmtree(root, ignore_errors=True)
+    _remove(root)
     try:
         suite, mirror = _source()
         command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(root), mirror]
@@ -118,7 +118,15 @@ def _bootstrap(archive: Path) -> None:
         subprocess.run(["tar", "-C", str(root), "-cf", str(part), "."], check=True)
         part.rename(archive)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        _remove(root)
+
+
+def _remove(root: Path) -> None:
+    """A root file system, and first what a debootstrap that failed left mounted in it."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if (place := Path(line.split()[4])).is_relative_to(root):
+            subprocess.run(["umount", "-l", str(place)], capture_output=True, check=True)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def _source() -> tuple[str, str]:
