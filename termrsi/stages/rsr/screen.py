@@ -5,6 +5,7 @@ critic is the model itself; what it says unclearly counts as a refusal. A small 
 filter that holds.
 """
 
+from termrsi.errors import RequestRefused
 from termrsi.ports import Scan
 from termrsi.records import Message, SamplingParams, TaskSpec
 from termrsi.stages.roles import Ask
@@ -36,7 +37,10 @@ class Screener:
         for asked, example, answer in _EXAMPLES:
             messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
         messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
-        said = await self._ask("critic", messages, SamplingParams(temperature=0.0, max_tokens=4, seed=seed), "critic")
+        try:
+            said = await self._ask("critic", messages, SamplingParams(temperature=0.0, max_tokens=4, seed=seed), "critic")
+        except RequestRefused:
+            return ("critic_refused",)
         answer = said.text.strip().strip(".*").lower()
         if answer.startswith("no"):
             return ()

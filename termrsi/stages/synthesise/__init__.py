@@ -129,12 +129,14 @@ class _Work:
                 continue
             self.journal.add(str(item["index"]), item)
             self._count(item)
+            self.ctx.keep_costs()
             self.ctx.progress.advance("" if item["category"] == KEPT else item["category"])
 
     async def _one(self, blueprint: axes.Blueprint) -> dict[str, Any]:  # Any: a line of JSON
         made = await self.author.write(blueprint)
         self.ctx.costs.prompt_tokens += made.prompt_tokens
         self.ctx.costs.completion_tokens += made.completion_tokens
+        self.ctx.costs.cost += made.cost
         category, detail = made.category, ""
         name = f"{self.ctx.name}-{blueprint.index:05d}"
         if made.draft is not None:
