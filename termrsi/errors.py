@@ -6,7 +6,8 @@
       SandboxError      a sandbox could not start, or was lost
         SandboxSpoiled  by what ran in it: the one fault that is the agent's, and ends as a StopReason or a Verdict
       VerifierError     a verifier could not run, or its result is invalid (never scored as 0)
-      EngineError       the generator died or refused a request
+      EngineError       the generator, or a model behind an endpoint, cannot be had
+        RequestRefused  one request is not taken, because of what it holds: its item's outcome, never the end of a run
         CaptureError    one completion came without the routing that was asked for
       WeightsError      weights could not be published, pulled, or differ after a pull
       CheckpointError   a checkpoint is missing, incomplete or of another model
@@ -51,7 +52,11 @@ class VerifierError(TermrsiError, RuntimeError):
 
 
 class EngineError(TermrsiError, RuntimeError):
-    """The generator died or refused a request."""
+    """The generator, or a model behind an endpoint, cannot be had."""
+
+
+class RequestRefused(EngineError):
+    """One request is not taken, because of what it holds (too long, a content filter); the next one may be. No retry cures it."""
 
 
 class CaptureError(EngineError):

@@ -104,7 +104,9 @@ class Verifier(Protocol):
 class Generator(Protocol):
     """Token ids in, token ids and log-probabilities out; those of models that speak text are not known (`Completion`)."""
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion: ...
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        """Raises EngineError once it is dead, RequestRefused for a prompt that it does not take."""
+        ...
 
     async def pull(self, weights: WeightsVersion) -> None:
         """Serve these weights from now on. Raises WeightsError if they differ after the pull."""
@@ -117,7 +119,8 @@ class Writer(Protocol):
     async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
         """The next assistant turn. `key`: requests that begin alike. `begun`: how its text begins, which is not given back.
 
-        Raises EngineError once the model cannot be had, after the retries of whoever implements this.
+        Raises EngineError once the model cannot be had, after the retries of whoever implements this; RequestRefused if it does not
+        take this request, for what it holds.
         """
         ...
 

@@ -359,6 +359,7 @@ class TaskAudit:
     sandbox_s: float = 0.0  # what it took this time: of what was found before, nothing
     prompt_tokens: int = 0  # of the judges
     completion_tokens: int = 0
+    cost: float = 0.0
 
     @property
     def verdict(self) -> str:

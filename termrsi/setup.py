@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from termrsi.config.schema import Config
-from termrsi.config.stages import USES, AuditConfig, EvaluateConfig, SynthesiseConfig
+from termrsi.config.stages import USES, AuditConfig, CollectRecoveryConfig, EvaluateConfig, SynthesiseConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.render import ChatFormat
@@ -41,6 +41,16 @@ Say = Callable[[str], None]
 NOTES = 20  # told at the start of a run
 
 
+def _check_workflow(name: str, stage: CollectRecoveryConfig) -> None:
+    """Raises ConfigError for a workflow that no prompt would hold."""
+    if stage.workflow is not CollectRecoveryConfig().workflow and variants.get(stage.teacher_harness).assisting:
+        raise ConfigError(
+            f"workflow={stage.workflow.value} has no effect: {stage.teacher_harness!r} has a prompt of its own",
+            f"stages.{name}.workflow",
+            "take it away, or give a teacher_harness that does not assist",
+        )
+
+
 async def preflight(config: Config, run_dir: Path) -> None:
     """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no disk, no namespaces."""
     for name, stage in config.stages.items():
@@ -59,6 +69,8 @@ async def preflight(config: Config, run_dir: Path) -> None:
                     f"stages.{name}.{key}",
                     "valid: one without checks",
                 )
+        if isinstance(stage, CollectRecoveryConfig):
+            _check_workflow(name, stage)
     if any(c.key_env for c in config.roles.values()):
         from termrsi.interop.chat_endpoint import key_of
 
@@ -276,6 +288,7 @@ class RealParts:
         from termrsi.reward.inspection import Bench
 
         c, pool = self.config, self._cluster.pool
+        room = stage.room(c.model.max_model_len)
         return TaskAuditor(
             bench=Bench(pool, pool),
             log=folder / "audit.jsonl",
@@ -284,6 +297,8 @@ class RealParts:
             salt=(c.sandbox.backend, c.sandbox.network, c.sandbox.build_network, c.tasks.kit),
             judge=self.writer("judge") if stage.judge else None,
             judge_name=(c.roles["judge"].model if "judge" in c.roles else stage.policy) if stage.judge else "",
+            judge_tokens=stage.answer_tokens(c.model.max_model_len),
+            judge_fits=lambda messages: len(self.chat.prompt(messages)) <= room,
         )
 
     async def close(self) -> None:

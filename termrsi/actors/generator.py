@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from termrsi.actors.busy import Busy
 from termrsi.actors.expert_capture import KEY, RoutingSource
-from termrsi.errors import EngineError, WeightsError
+from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
 SHARED_PREFIX = "termrsi-weights-"  # then the pid of the owner, so that what it left can be told
@@ -116,7 +116,10 @@ class Engine:
         self.busy = Busy()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        """One completion. Raises EngineError if the engine is dead or refuses the prompt, CaptureError if routing is missing."""
+        """One completion.
+
+        Raises EngineError if the engine is dead, RequestRefused if the prompt is too long, CaptureError if routing is missing.
+        """
         await self._gate.wait()
         self._requests += 1
         request_id = f"r{self._requests}"
@@ -162,8 +165,10 @@ class Engine:
         try:
             async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt_ids), sampling, request_id):
                 last = output
-        except (EngineDeadError, EngineGenerateError, VLLMValidationError, ValueError) as error:
+        except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
+        except (VLLMValidationError, ValueError) as error:
+            raise refusal(error, len(prompt_ids), self._llm.model_config.max_model_len) from error
         if last is None:
             raise EngineError("the engine returned nothing", "generator")
         return last
@@ -224,6 +229,13 @@ class Engine:
 
     def close(self) -> None:
         self._llm.shutdown()
+
+
+def refusal(error: Exception, length: int, longest: int) -> EngineError:
+    """Of a request that vLLM does not take: for its `length` in tokens, where the prompt and one more do not fit; else a fault of
+    ours, which the next request would have as well."""
+    kind = RequestRefused if length >= longest else EngineError
+    return kind(f"{type(error).__name__}: {error}", "generator")
 
 
 def _shared_memory(size_bytes: int) -> str | None:

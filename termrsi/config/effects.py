@@ -5,6 +5,7 @@ Raises ConfigError with what to set instead.
 
 from termrsi.config.choices import (
     TO_SAMPLER,
+    Author,
     BootstrapAt,
     Correction,
     Credit,
@@ -15,12 +16,16 @@ from termrsi.config.choices import (
 )
 from termrsi.config.schema import Config
 from termrsi.config.stages import (
+    PLAYS,
     CreditConfig,
     GrpoConfig,
+    JudgesConfig,
     PolicyOptimConfig,
     RetentionConfig,
     RetermConfig,
     RprConfig,
+    StageConfig,
+    SynthesiseConfig,
     WarmupCriticConfig,
 )
 from termrsi.errors import ConfigError
@@ -41,8 +46,22 @@ def check(config: Config, name: str) -> None:
         for key in ("pop", "requeue_recovery_failures"):
             if getattr(stage, key) != getattr(own, key):
                 raise ConfigError(f"{key} without recovery groups", f"{where}.{key}", "set recovery_groups to 1 or more")
+    if isinstance(stage, JudgesConfig) and not stage.judge:
+        for key in ("judge_tokens", "judge_prompt_tokens"):
+            if getattr(stage, key):
+                raise ConfigError(f"{key} without a judge", f"{where}.{key}", "take it away, or judge=true")
     if isinstance(stage, GrpoConfig):
         _overlong(where, stage, min(config.limits.max_turns * config.sampling.max_tokens, config.limits.max_context_tokens))
+
+
+def roles(stage: StageConfig) -> tuple[str, ...]:
+    """The roles of models that it has as it is set: without a judge, or an author that is a model, a model for it would be idle."""
+    idle = set()
+    if isinstance(stage, JudgesConfig) and not stage.judge:
+        idle.add("judge")
+    if isinstance(stage, SynthesiseConfig) and stage.author is Author.procedural:
+        idle.add("author")
+    return tuple(role for role in PLAYS[stage.kind] if role not in idle)
 
 
 def _optim(where: str, loss: Loss, optim: PolicyOptimConfig) -> None:

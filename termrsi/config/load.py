@@ -149,13 +149,18 @@ def check(config: Config) -> None:
 
 
 def _check_roles(config: Config) -> None:
-    played = {role for name in config.pipeline for role in stages.PLAYS[config.stages[name].kind]}
+    played = {role for name in config.pipeline for role in effects.roles(config.stages[name])}
     for role, model in config.roles.items():
         where = f"roles.{role}"
         if role not in ROLES:
             near = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.4)
             raise ConfigError(f"unknown role {role!r}", where, f"nearest: {near[0]}" if near else f"valid: {', '.join(ROLES)}")
         if role not in played:
+            asks = {"judge": "judge=true", "author": "author=policy"}
+            if idle := [name for name in config.pipeline if role in stages.PLAYS[config.stages[name].kind]]:
+                raise ConfigError(
+                    f"stage {idle[0]!r} asks no {role}, as it is set", where, f"take it away, or stages.{idle[0]}.{asks[role]}"
+                )
             valid = ", ".join(r for r in ROLES if r in played) or "none"
             raise ConfigError("no stage of this pipeline has that role", where, f"valid here: {valid}")
         _check_url(model.url, f"{where}.url")
@@ -216,12 +221,7 @@ def _check_sizes(config: Config) -> None:
     if config.sampling.max_tokens >= config.limits.max_context_tokens:
         raise ConfigError("one reply would fill the context", "sampling.max_tokens", f"valid: < {config.limits.max_context_tokens}")
     for name, stage in config.stages.items():
-        if isinstance(stage, stages.AnalyseConfig) and stage.room(config.model.max_model_len) < 1:
-            raise ConfigError(
-                f"two answers of {stage.max_tokens} tokens leave no room in a context of {config.model.max_model_len}",
-                f"stages.{name}.max_tokens",
-                "lower it, or raise model.max_model_len",
-            )
+        _check_room(name, stage, config.model.max_model_len)
         if isinstance(stage, stages.SynthesiseConfig) and stage.author is Author.policy:
             needed = stages.AUTHORS_REPLIES * stage.reply_tokens + stages.AUTHORS_REQUESTS
             if needed > config.model.max_model_len:
@@ -247,6 +247,22 @@ def _check_sizes(config: Config) -> None:
         raise ConfigError("tasks.path has no value", "configuration", "give it one on the command line")
     if config.tasks.path != "bundled" and not Path(config.tasks.path).is_dir():
         raise ConfigError(f"no task directory at {config.tasks.path!r}", "tasks.path", "valid: a directory of tasks, or bundled")
+
+
+def _check_room(name: str, stage: StageConfig, longest: int) -> None:
+    """A context of `longest` has room for a question to a judge or a planner beside what it keeps free for answers."""
+    keys: dict[str, tuple[int, str]] = {}  # key of an answer's length -> room for the question, what is kept free
+    if isinstance(stage, stages.AnalyseConfig):
+        keys["max_tokens"] = (stage.room(longest), f"two answers of {stage.max_tokens} tokens leave")
+    if isinstance(stage, stages.JudgesConfig) and stage.judge:
+        keys["judge_tokens"] = (stage.room(longest), f"two answers of {stage.answer_tokens(longest)} tokens leave")
+    if isinstance(stage, stages.RsrConfig):
+        keys["plan_tokens"] = (stage.plan_room(longest), f"a runbook of {stage.plan_tokens} tokens leaves")
+    for key, (room, what) in keys.items():
+        if room < 1:
+            raise ConfigError(
+                f"{what} no room in a context of {longest}", f"stages.{name}.{key}", "lower it, or raise model.max_model_len"
+            )
 
 
 def revision(directory: Path) -> str:

@@ -48,16 +48,39 @@ class DrawsConfig(StageConfig):
     tasks_from: str = ""
 
 
+ANSWER_TOKENS = 4096  # of a judge's answer, what it thinks aloud before it included
+
+
 @dataclass(slots=True, kw_only=True)
-class AuditConfig(DrawsConfig):
+class JudgesConfig(DrawsConfig):
+    """What every stage has where a model may judge: the policy of the stage, unless the role `judge` has another."""
+
+    judge: bool = False
+    judge_tokens: int = 0  # of one answer; 0: 4096, or a quarter of the policy's context where that is less
+    judge_prompt_tokens: int = 0  # of the first question, by the policy's tokenizer; 0: what its context has room for
+
+    def __post_init__(self) -> None:
+        at_least("judge", 0, judge_tokens=self.judge_tokens, judge_prompt_tokens=self.judge_prompt_tokens)
+
+    def answer_tokens(self, max_model_len: int) -> int:
+        return self.judge_tokens or min(ANSWER_TOKENS, max_model_len // 4)
+
+    def room(self, max_model_len: int) -> int:
+        """Tokens of the first question. A second one also holds the first answer, and a sentence."""
+        return self.judge_prompt_tokens or max_model_len - 2 * self.answer_tokens(max_model_len) - 64
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditConfig(JudgesConfig):
     """Which train tasks are fit to be trained on: gates that need no model, and two judges where they are asked for."""
 
     kind: str = "audit"
     mutants: int = 8  # broken copies of each solution, that the verifier is to notice
     keep_flagged: bool = False  # what has a small fault stays
-    judge: bool = False  # the model of role `judge`, or the policy, reads each task that passes the gates
+    judge: bool = False  # it reads each task that passes the gates
 
     def __post_init__(self) -> None:
+        JudgesConfig.__post_init__(self)
         at_least("audit", 1, mutants=self.mutants)
 
 
@@ -95,6 +118,7 @@ class RsrConfig(DrawsConfig):
     execute_temperature: float = 0.7
     plan_tokens: int = 160
     critic_tokens: int = 16  # of the critic's answer; one that reasons first needs room for that, too
+    plan_prompt_tokens: int = 0  # of a question for a runbook, by the policy's tokenizer; 0: what its context has room for
     plan_whole: bool = False  # a runbook in one reply; without it each heading is given, as a small model needs
     sources: int = 0  # solved tasks to plan for; 0: all
     execute_harness: str = "react"  # an assisting one shows worked examples as well; they are stripped like the runbook
@@ -106,8 +130,13 @@ class RsrConfig(DrawsConfig):
         )
         at_least("rsr", 1, critic_tokens=self.critic_tokens)
         at_least("rsr", 0, tasks=self.tasks, sources=self.sources, rounds=self.rounds, plan_temperature=self.plan_temperature)
+        at_least("rsr", 0, plan_prompt_tokens=self.plan_prompt_tokens)
         if not self.harnesses:
             raise ConfigError("no harness to discover with", "rsr.harnesses", "name at least one")
+
+    def plan_room(self, max_model_len: int) -> int:
+        """Tokens of a question. Its answer, with the headings that are given, has the rest."""
+        return self.plan_prompt_tokens or max_model_len - self.plan_tokens - 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -293,7 +322,7 @@ class RprConfig(DrawsConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class CollectRecoveryConfig(DrawsConfig):
+class CollectRecoveryConfig(JudgesConfig):
     """Failures of the policy, continued by an assisting teacher from the failure state; verified ones become SFT data."""
 
     kind: str = "collect_recovery"
@@ -305,10 +334,10 @@ class CollectRecoveryConfig(DrawsConfig):
     teacher_temperature: float = 0.6
     workflow: Workflow = Workflow.full
     judge: bool = True  # a model decides what the filters' rules flag; without one all of that is uncertain
-    judge_tokens: int = 512
     judge_uncertain: JudgeUncertain = JudgeUncertain.reject
 
     def __post_init__(self) -> None:
+        JudgesConfig.__post_init__(self)
         at_least("collect_recovery", 1, attempts=self.attempts, teacher_attempts=self.teacher_attempts)
         at_least("collect_recovery", 0, tasks=self.tasks)
 
@@ -492,7 +521,7 @@ USES: dict[str, tuple[str, ...]] = {
     "analyse": (),
     "synthesise": (),
 }
-# The roles of models (`choices.ROLES`) that each kind of stage has.
+# The roles of models (`choices.ROLES`) that each kind of stage may have; those that it has as it is set: `effects.roles`.
 PLAYS: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "rsr": ("solver", "planner", "critic"),

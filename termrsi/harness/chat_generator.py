@@ -21,7 +21,8 @@ class ChatGenerator:
         self._chat = chat
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        """Raises EngineError once the model cannot be had, TaskError if the prompt cannot be read back (the episode is dropped).
+        """Raises EngineError once the model cannot be had; TaskError if the prompt cannot be read back, RequestRefused if the model
+        does not take it: either drops the episode.
 
         `params.max_tokens` bounds the reply in the model's own tokens and again in the policy's: one that is longer there is cut.
         """

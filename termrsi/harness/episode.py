@@ -59,7 +59,7 @@ class Episode:
         self._checks_left = self._variant.checks_on_done if check else 0
 
     async def run(self) -> Rollout:
-        """Raises SandboxError or EngineError if a machine failed; then nothing of this episode is scored."""
+        """Raises SandboxError or EngineError if a machine failed, RequestRefused too; then nothing of this episode is scored."""
         self._start_s = time.monotonic()
         self._transcript.prompt(first_prompt(self.spec, self._chat))
         stop = None

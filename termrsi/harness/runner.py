@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
 
-from termrsi.errors import CaptureError, SandboxError, SandboxSpoiled, TaskError, VerifierError
+from termrsi.errors import CaptureError, RequestRefused, SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat
@@ -70,14 +70,14 @@ class Runner:
                 yield result
 
     async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
-        """Raises EngineError: a dead engine is not cured by another sandbox."""
+        """Raises EngineError: a dead engine is not cured by another sandbox. What it refuses is dropped at once."""
         reason = ""
         for attempt in range(1, self._retries + 2):
             try:
                 return await self._attempt(spec, attempt)
             except TimeoutError:
                 reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
-            except TaskError as error:
+            except (TaskError, RequestRefused) as error:
                 return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt)
             except (SandboxError, VerifierError, CaptureError) as error:
                 reason = f"{type(error).__name__}: {error}"

@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from termrsi.config.schema import RoleConfig
-from termrsi.errors import ConfigError, EngineError
+from termrsi.errors import ConfigError, EngineError, RequestRefused
 from termrsi.records import Message, SamplingParams, Writing
 
+REFUSED = frozenset({400, 413, 422})  # for what a request holds, or for what all of them hold: see `EndpointWriter.write`
 PASSING = frozenset({408, 409, 429})  # and 5xx: what may be well a little later
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 LONGEST_ASKED_S = 600.0  # an endpoint that asks for more patience than this is not there
 CONTINUE = "Go on with your last message exactly where it ends. Say only what comes next; repeat nothing."
+_PROBE = (Message("user", "Say yes."),)
 _Body = dict[str, Any]  # Any: JSON
 
 
@@ -130,18 +132,31 @@ class EndpointWriter:
         self._draw = draw
 
     async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
-        """Raises EngineError with the endpoint's reason: at once if it refuses, after the retries if it fails.
+        """Raises EngineError with the endpoint's reason: at once if it refuses, after the retries if it fails; RequestRefused if it
+        refuses this request, and answers one of two words with the same settings. What that one costs is not counted.
 
         `key` is not sent: endpoints find out by themselves which requests begin alike.
         """
-        said, rest = self._body(messages, sampling, begun)
         async with self._places:
-            answer = await self._answer(said, rest)
+            try:
+                answer = await self._answer(*self._body(messages, sampling, begun))
+            except RequestRefused as refusal:
+                if await self._refuses_all(sampling, begun):
+                    raise EngineError(refusal.what, refusal.where) from None
+                raise
         # A model that is asked to go on may begin again.
         return answer if self._continues else replace(answer, text=answer.text.removeprefix(begun))
 
     async def close(self) -> None:
         await self._client.close()
+
+    async def _refuses_all(self, sampling: SamplingParams, begun: str) -> bool:
+        """Wrong settings, a model that is not there and an account without money are 400 at some endpoints, too."""
+        try:
+            await self._answer(*self._body(_PROBE, sampling, begun and "Y"))
+        except RequestRefused:
+            return True
+        return False
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams, begun: str) -> tuple[list[dict[str, str]], _Body]:
         """Messages, and the rest of the request but its model."""
@@ -174,7 +189,7 @@ class EndpointWriter:
             await self._sleep(doubled * (1.0 - 0.5 * self._draw()) if answer.wait_s is None else answer.wait_s)
 
     async def _once(self, said: list[dict[str, str]], rest: _Body) -> Writing | _Passing:
-        """Raises EngineError for what no retry cures."""
+        """Raises EngineError for what no retry cures, RequestRefused for what may be of this request alone."""
         from openai import APIConnectionError, APIStatusError
 
         status, headers = 0, {}
@@ -191,6 +206,8 @@ class EndpointWriter:
             status, headers = error.status_code, error.response.headers
             what = f"the endpoint refused: {status} {self._scrubbed(error.response.text)[:300]}"
         # Outside of `except`: the client's own errors hold the request, and with it the key.
+        if status in REFUSED:
+            raise RequestRefused(what, self._where)
         if status and status not in PASSING and status < 500:
             raise EngineError(what, self._where)
         return _Passing(what, _asked_wait(headers.get("retry-after", "")))

@@ -4,13 +4,13 @@ What is found is written task by task (`audit_log`): an audit that was killed go
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from termrsi.ports import Writer
-from termrsi.records import Finding, Outcome, SkippedTask, TaskAudit, TaskSpec
+from termrsi.records import Finding, Message, Outcome, SkippedTask, TaskAudit, TaskSpec
 from termrsi.reward import gates, judges
 from termrsi.reward.audit_log import AuditLog
 from termrsi.reward.checks import content_key
@@ -23,7 +23,7 @@ FORMAT = "audit-1"  # of what is found, and by what rules: what another one foun
 class Auditor:
     """Implements `ports.Auditor`. `salt`: what findings depend on beside the tasks (backend, kit). At most `jobs` tasks at a time.
 
-    `online`: see `inspection`.
+    `online`: see `inspection`. `judge_tokens`: of a judge's answer; `judge_fits`: whether it has room for a question.
     """
 
     bench: Bench
@@ -34,9 +34,11 @@ class Auditor:
     online: Bench | None = None
     judge: Writer | None = None
     judge_name: str = ""
+    judge_tokens: int = judges.MAX_TOKENS
+    judge_fits: Callable[[Sequence[Message]], bool] = judges.unbounded
 
     async def run(self, tasks: Sequence[TaskSpec]) -> AsyncGenerator[TaskAudit, None]:
-        """See `ports.Auditor`. Raises ConfigError if another audit writes to the log."""
+        """See `ports.Auditor`. Raises ConfigError if another audit writes to the log, EngineError if the judge cannot be had."""
         slots = asyncio.Semaphore(self.jobs)
         with AuditLog(self.log) as log:
 
@@ -66,8 +68,10 @@ class Auditor:
             log.add(key, "gates", task.id, lines, finished=all(one.outcome is not Outcome.unmeasured for one in found))
         if self.judge is None or any(gates.leaves(finding) for finding in found):
             return TaskAudit(task.id, task.path, found, sandbox_s)
-        facets, used = await judges.judged(task, self.judge, self.judge_name, key, log)
-        return TaskAudit(task.id, task.path, found + facets, sandbox_s, used.prompt_tokens, used.completion_tokens)
+        facets, used = await judges.judged(
+            task, self.judge, self.judge_name, key, log, max_tokens=self.judge_tokens, fits=self.judge_fits
+        )
+        return TaskAudit(task.id, task.path, found + facets, sandbox_s, used.prompt_tokens, used.completion_tokens, used.cost)
 
 
 async def _gates(inspection: Inspection) -> tuple[Finding, ...]:

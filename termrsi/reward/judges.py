@@ -4,13 +4,14 @@ arXiv 2608.22631, and the audit of T1; questions, words and the form of an answe
 A judge is a model that reads the whole task, its verifier and its solution too: what it writes must reach no agent and no planner.
 """
 
-import json
 import random
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from termrsi.errors import EngineError
+from termrsi import answers
+from termrsi.answers import TOO_LONG, Asked, Invalid, formed, one_object
 from termrsi.ports import Writer
 from termrsi.records import Finding, Message, Outcome, SamplingParams, TaskSpec, Writing
 from termrsi.reward.audit_log import AuditLog
@@ -67,51 +68,60 @@ class Answer(BaseModel):
     value: Reading
 
 
-async def judged(task: TaskSpec, writer: Writer, name: str, key: str, log: AuditLog) -> tuple[tuple[Finding, ...], Writing]:
+def unbounded(messages: Sequence[Message]) -> bool:
+    """Of a model whose context is not known: its server refuses what is too long."""
+    return True
+
+
+async def judged(
+    task: TaskSpec,
+    writer: Writer,
+    name: str,
+    key: str,
+    log: AuditLog,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    fits: Callable[[Sequence[Message]], bool] = unbounded,
+) -> tuple[tuple[Finding, ...], Writing]:
     """One finding for each facet, and what it took (without text). What a judge said of this content before is not asked again.
 
-    A judge without a valid answer leaves every facet unjudged, if the other does not reject it.
+    A judge without a valid answer (at fault each time, refused, or not asked for want of room) leaves every facet unjudged, if the
+    other does not reject it. Raises EngineError if the model cannot be had.
     """
-    answers: list[Answer | None] = []
+    given: list[Answer | None] = []
     faults: list[str] = []
-    written: list[Writing] = []
+    spent: list[Asked[Answer]] = []
     for number in range(1, JUDGES + 1):
         part = f"judge {number} {name}"
         known = log.found(key, part)
         if known is None:
-            answer, fault = await ask(task, writer, number, written)
-            faults += [f"judge {number}: {fault}"] if fault else []
-            log.add(key, part, task.id, answer.model_dump() if answer else fault, finished=answer is not None)
+            asked = await ask(task, writer, number, max_tokens=max_tokens, fits=fits)
+            spent.append(asked)
+            answer, fault = asked.answer, ", ".join(asked.faults)
+            faults += [f"judge {number}: {fault}"] if answer is None else []
+            log.add(key, part, task.id, fault if answer is None else answer.model_dump(), finished=answer is not None)
         else:
             answer = Answer.model_validate(known)
-        answers.append(answer)
-    used = Writing("", sum(one.prompt_tokens for one in written), sum(one.completion_tokens for one in written))
-    return tuple(_worse(facet, answers, faults) for facet in FACETS), used
+        given.append(answer)
+    used = Writing(
+        "", sum(one.prompt_tokens for one in spent), sum(one.completion_tokens for one in spent), sum(one.cost for one in spent)
+    )
+    return tuple(_worse(facet, given, faults) for facet in FACETS), used
 
 
-async def ask(task: TaskSpec, writer: Writer, number: int, written: list[Writing]) -> tuple[Answer | None, str]:
-    """The answer of one judge, or why there is none; all that it wrote goes to `written`.
-
-    Each has an order of facets and of documents, and a seed, of its own.
-    """
+async def ask(
+    task: TaskSpec, writer: Writer, number: int, *, max_tokens: int, fits: Callable[[Sequence[Message]], bool]
+) -> Asked[Answer]:
+    """The answer of one judge, or why there is none. Each has an order of facets and of documents, and seeds, of its own."""
     documents = dossier(task)
     messages = prompt(documents, number)
-    sampling = SamplingParams(TEMPERATURE, max_tokens=MAX_TOKENS, seed=number)
+    if not fits(messages):
+        return Asked(None, (TOO_LONG,), 0, 0, 0.0)
+    sampling = SamplingParams(TEMPERATURE, max_tokens=max_tokens, seed=number * ASKED)
     shown = "\n".join(document.text for document in documents)
-    fault = ""
-    for _ in range(ASKED):
-        try:
-            writing = await writer.write(messages, sampling, key=f"audit/{task.id}/{number}")
-        except EngineError as error:
-            return None, f"the model could not be had: {error}"
-        written.append(writing)
-        try:
-            return parsed(writing.text, shown), ""
-        except ValueError as error:
-            fault = str(error)
-        again = f"That answer is not valid: {fault}. Give the whole JSON object again, and nothing else."
-        messages = [*messages, Message("assistant", writing.text), Message("user", again)]
-    return None, f"no valid answer in {ASKED}: {fault}"
+    return await answers.ask(
+        writer, messages, sampling, lambda text: parsed(text, shown), rounds=ASKED - 1, key=f"audit/{task.id}/{number}"
+    )
 
 
 def prompt(documents: tuple[Document, ...], number: int) -> list[Message]:
@@ -127,35 +137,25 @@ def prompt(documents: tuple[Document, ...], number: int) -> list[Message]:
 
 
 def parsed(text: str, shown: str) -> Answer:
-    """The one JSON object of an answer, with words or a code fence around it or not.
-
-    Raises ValueError if it is none, if a facet is not as it must be, or if a quotation does not occur in what was shown.
-    """
-    begin, end = text.find("{"), text.rfind("}")
-    try:
-        answer = Answer.model_validate(json.loads(text[begin : end + 1] if begin >= 0 else ""))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError("it is no JSON object") from error
+    """An answer. Raises Invalid: what `answers` raises, no_evidence, quote_not_found (it does not occur in what was shown)."""
+    answer = formed(Answer, one_object(text))
     for facet in FACETS:
         reading: Reading = getattr(answer, facet)
         if reading.verdict != "accept" and not any(quote.strip() for quote in reading.evidence):
-            raise ValueError(f"{facet}: {reading.verdict} without evidence")
-        if foreign := next((quote for quote in reading.evidence if quote not in shown), None):
-            raise ValueError(f"{facet}: the evidence {foreign[:80]!r} does not occur in the task")
+            raise Invalid("no_evidence", facet)
+        if any(quote not in shown for quote in reading.evidence):
+            raise Invalid("quote_not_found", facet)
     return answer
 
 
-def _worse(facet: str, answers: list[Answer | None], faults: list[str]) -> Finding:
-    readings = [(number, getattr(answer, facet)) for number, answer in enumerate(answers, start=1) if answer is not None]
+def _worse(facet: str, given: list[Answer | None], faults: list[str]) -> Finding:
+    readings = [(number, getattr(answer, facet)) for number, answer in enumerate(given, start=1) if answer is not None]
     ranks = ("accept", "flag", "reject")
     worst = max((ranks.index(reading.verdict) for _, reading in readings), default=0)
     told = tuple(_told(number, reading) for number, reading in readings if reading.verdict != "accept")
     if ranks[worst] == "reject" and facet in HARD:
         return Finding(facet, Outcome.reject, told)
-    if len(readings) < len(answers):
+    if len(readings) < len(given):
         return Finding(facet, Outcome.unmeasured, (*told, "unjudged", *faults))
     return Finding(facet, Outcome.flag if worst else Outcome.passed, told)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from termrsi import answers
 from termrsi.config.stages import AnalyseConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
@@ -149,7 +150,7 @@ async def _judge(ctx: Context, config: AnalyseConfig, found: Run, instruction: s
     line |= {"strict": found.strict, "outcome": "too_long", "findings": None, "faults": ()}
     line |= {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0.0}
     if transcript is not None:
-        asked = await judging.ask(
+        asked = await answers.ask(
             ctx.writer("judge"),
             error_rules.question(instruction, transcript, **told),
             sampling,
@@ -174,6 +175,7 @@ def _result(ctx: Context, config: AnalyseConfig, path: Path) -> StageResult:
             cost += line["cost"]
             ctx.costs.prompt_tokens += line["prompt_tokens"]
             ctx.costs.completion_tokens += line["completion_tokens"]
+    ctx.costs.cost += cost
     seed = ctx.config.seed
     sides = {source: judged_runs(path, source) for source in SOURCES if source in ctx.inputs}
     told = {

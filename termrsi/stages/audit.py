@@ -1,6 +1,7 @@
 """Audit: which train tasks are fit to be trained on (River's filter of environments, arXiv 2608.22631); later ones draw from them.
 
-The gates and their order: `reward.gates`. A task that could not be measured is left out as well, and is told apart.
+The gates and their order: `reward.gates`. A task that could not be measured is left out as well, and is told apart. A judge that
+cannot be had ends the stage, which goes on task by task.
 """
 
 from contextlib import aclosing
@@ -24,6 +25,7 @@ async def run(ctx: Context, config: AuditConfig) -> StageResult:
             ctx.costs.sandbox_s += audit.sandbox_s
             ctx.costs.prompt_tokens += audit.prompt_tokens
             ctx.costs.completion_tokens += audit.completion_tokens
+            ctx.costs.cost += audit.cost
             await ctx.keep_costs()
             ctx.progress.advance(audit.verdict)
     ctx.progress.end()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from termrsi import datasets
+from termrsi.answers import REFUSED, TOO_LONG
 from termrsi.config.choices import Workflow
 from termrsi.config.stages import CollectRecoveryConfig
 from termrsi.errors import StageError
@@ -56,7 +57,8 @@ EXAMPLES_PROMPT = "{instruction}"
 
 PROMPTS = {Workflow.full: WORKFLOW_PROMPT, Workflow.short: SHORT_PROMPT}
 LATER = ("verified", "split_history", "more_than_one", "kept")
-COUNTS = ("attempts", "failures", "too_long", "continuations", *(f"refused_{name}" for name in FILTERS), *LATER)
+UNJUDGED = tuple(f"judge_{why}" for why in (TOO_LONG, REFUSED))  # what the judge was not asked, or refused to be
+COUNTS = ("attempts", "failures", "too_long", "continuations", *(f"refused_{name}" for name in FILTERS), *UNJUDGED, *LATER)
 
 Recovered = dict[str, Any]  # Any: JSON; what became of one task
 
@@ -126,6 +128,7 @@ async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, 
     filtered = await asyncio.gather(*[_filtered(ctx, config, of_id[result.rollout.recovery_id], result) for result in results])
     samples, counts = keep(ctx.chat, of_id, results, filtered)
     rows = datasets.rows_of(samples, results, made)
+    counts |= {f"judge_{why}": sum(why in one.faults for one in filtered) for why in (TOO_LONG, REFUSED)}
     counts |= {"attempts": len(first), "failures": len(points), "too_long": len(points) - len(usable)}
     return {
         "points": [{"id": p.id, "state": p.snapshot.digest, "history_ids": p.history_ids, "commands": p.commands} for p in usable],
@@ -136,8 +139,9 @@ async def _recover(ctx: Context, config: CollectRecoveryConfig, task: TaskSpec, 
 
 
 async def _filtered(ctx: Context, config: CollectRecoveryConfig, point: RecoveryPoint, result: ScoredRollout) -> Filtered:
-    """The four filters. Without a judge whatever the rules flag is uncertain."""
-    sampling = ctx.sampling(0.0, max_tokens=config.judge_tokens)
+    """The four filters. Without a judge, or where the question does not fit it, whatever the rules flag is uncertain."""
+    longest = ctx.config.model.max_model_len
+    sampling, room = ctx.sampling(0.0, max_tokens=config.answer_tokens(longest)), config.room(longest)
     found = await recovery_filters.judge(
         result,
         point,
@@ -145,6 +149,7 @@ async def _filtered(ctx: Context, config: CollectRecoveryConfig, point: Recovery
         ctx.writer("judge") if config.judge else None,
         sampling=replace(sampling, seed=seed_of(ctx.config.seed, ctx.name, result.rollout.id)),
         judge_uncertain=config.judge_uncertain.value,
+        fits=lambda messages: len(ctx.chat.prompt(messages)) <= room,
     )
     ctx.costs.prompt_tokens += found.prompt_tokens
     ctx.costs.completion_tokens += found.completion_tokens

@@ -12,8 +12,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from termrsi.answers import Invalid, formed, one_object
 from termrsi.records import Message
-from termrsi.stages.judging import NOT_AN_INSTRUCTION, Invalid, formed, one_object
+from termrsi.stages.judging import NOT_AN_INSTRUCTION
 
 State = Literal["unresolved", "recovered", "no_error", "uncertain"]
 STATES: tuple[State, ...] = get_args(State)

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from termrsi import answers
+from termrsi.answers import TOO_LONG, Invalid, formed, one_object
 from termrsi.harness.observe import cut
 from termrsi.ports import Writer
 from termrsi.records import Message, RecoveryPoint, Rollout, SamplingParams, ScoredRollout, Turn
 from termrsi.stages import judging, recovery_rules
-from termrsi.stages.judging import NOT_AN_INSTRUCTION, Invalid, formed, one_object
+from termrsi.stages.judging import NOT_AN_INSTRUCTION
 
 Verdict = Literal["yes", "no", "uncertain"]
 Uncertain = Literal["reject", "keep"]
@@ -61,7 +63,7 @@ class Filtered:
     refused_by: str
     flags: tuple[str, ...] = ()  # of JUDGED, what the rules flagged
     answers: tuple[tuple[str, Ruling], ...] = ()  # of what was flagged; none from a judge who never gave a valid one
-    faults: tuple[str, ...] = ()  # of answers that were refused; or too_long: the judge was not asked
+    faults: tuple[str, ...] = ()  # of its answers, or of why there is none: refused, too_long, no_judge
     prompt_tokens: int = 0  # of the judge
     completion_tokens: int = 0
     cost: float = 0.0
@@ -77,8 +79,8 @@ class Filtered:
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> "Filtered":  # Any: JSON
-        answers = tuple((name, Ruling.model_validate(ruling)) for name, ruling in line["answers"].items())
-        return cls(**line | {"flags": tuple(line["flags"]), "faults": tuple(line["faults"]), "answers": answers})
+        said = tuple((name, Ruling.model_validate(ruling)) for name, ruling in line["answers"].items())
+        return cls(**line | {"flags": tuple(line["flags"]), "faults": tuple(line["faults"]), "answers": said})
 
 
 async def judge(
@@ -115,8 +117,8 @@ async def judge(
         rollout.turns, chars=text_chars, fits=lambda shown: fits(question(instruction, point.commands, shown, reasons))
     )
     if text is None:
-        return Filtered(*seen, _refusal(flags, {}, judge_uncertain), flags, faults=("too_long",))
-    asked = await judging.ask(
+        return Filtered(*seen, _refusal(flags, {}, judge_uncertain), flags, faults=(TOO_LONG,))
+    asked = await answers.ask(
         writer,
         question(instruction, point.commands, text, reasons),
         sampling,
@@ -124,10 +126,10 @@ async def judge(
         rounds=rounds,
         key="recovery_judge",
     )
-    answers = asked.answer or {}
-    refused = _refusal(flags, answers, judge_uncertain)
+    rulings = asked.answer or {}
+    refused = _refusal(flags, rulings, judge_uncertain)
     spent = (asked.prompt_tokens, asked.completion_tokens, asked.cost)
-    return Filtered(*seen, refused, flags, tuple(answers.items()), asked.faults, *spent)
+    return Filtered(*seen, refused, flags, tuple(rulings.items()), asked.faults, *spent)
 
 
 def well_formed(rollout: Rollout) -> bool:
@@ -183,9 +185,9 @@ def _quoted(quote: str, instruction: str) -> bool:
     return len(said) > 1 and f" {' '.join(said)}" in f" {' '.join(given)}"
 
 
-def _refusal(flags: Sequence[str], answers: dict[str, Ruling], judge_uncertain: Uncertain) -> str:
+def _refusal(flags: Sequence[str], rulings: dict[str, Ruling], judge_uncertain: Uncertain) -> str:
     refused = {"yes", "uncertain"} if judge_uncertain == "reject" else {"yes"}
-    said = {name: answers[name].answer if name in answers else "uncertain" for name in flags}
+    said = {name: rulings[name].answer if name in rulings else "uncertain" for name in flags}
     return next((place for name, place in JUDGED.items() if said.get(name) in refused), "")
 
 
@@ -236,6 +238,7 @@ def statistics(rows: Sequence[Filtered]) -> dict[str, dict[str, float]]:
     funnel: dict[str, float] = {"continuations": len(rows), **{name: counts[name] for name in FILTERS}, "kept": counts["kept"]}
     judged = Counter(f"{name}_{ruling.answer}" for row in rows for name, ruling in row.answers)
     judged |= Counter(f"flagged_{name}" for row in rows for name in row.flags)
+    judged |= Counter(f"fault_{fault}" for row in rows for fault in row.faults)
     judged |= Counter(no_answer=sum(bool(row.flags) and not row.answers for row in rows))
     kept = [row for row in rows if row.kept]
     found: dict[str, dict[str, float]] = {"filters": funnel, "judge": {name: float(n) for name, n in sorted(judged.items())}}

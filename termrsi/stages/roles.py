@@ -25,7 +25,10 @@ class PolicyWriter:
         self._chat = chat
 
     async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
-        """With the opening of a thought that the chat template wrote. Raises EngineError once the engine is dead."""
+        """With the opening of a thought that the chat template wrote.
+
+        Raises EngineError once the engine is dead, RequestRefused for what is too long for it.
+        """
         prompt = [*self._chat.prompt(messages), *self._chat.encode(begun)]
         params = replace(sampling, stop_ids=self._chat.stop_ids)
         completion = await self._generator.generate(prompt, params, key)

@@ -29,7 +29,7 @@ class Told:
         for task in reversed(tasks):
             outcome = self.outcomes.get(task.id, Outcome.reject)
             yield TaskAudit(
-                task.id, task.path, (Finding("loads", Outcome.passed), Finding("oracle", outcome, ("why",))), 2.0, 30, 4
+                task.id, task.path, (Finding("loads", Outcome.passed), Finding("oracle", outcome, ("why",))), 2.0, 30, 4, 0.25
             )
 
 
@@ -79,7 +79,7 @@ async def test_what_stays_and_why_the_others_left(tmp_path: Path) -> None:
     assert result.verdict == "gates only: no judge was given"
     rows = json.loads((tmp_path / "funnel.json").read_text())
     assert rows[3] == {"gate": "oracle", "entered": 8, "rejected": 4, "not measured": 1, "flagged": 1}
-    assert (ctx.costs.sandbox_s, ctx.costs.prompt_tokens, ctx.costs.completion_tokens) == (16.0, 240, 32)
+    assert (ctx.costs.sandbox_s, ctx.costs.prompt_tokens, ctx.costs.completion_tokens, ctx.costs.cost) == (16.0, 240, 32, 2.0)
 
 
 async def test_flagged_tasks_stay_if_asked(tmp_path: Path) -> None:

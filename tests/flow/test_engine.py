@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from termrsi import weights
-from termrsi.errors import EngineError, WeightsError
+from termrsi.errors import RequestRefused, WeightsError
 from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample, SamplingParams
 
@@ -37,9 +37,10 @@ async def test_a_reply_cut_by_its_limit_says_so(engine, embedded: Path) -> None:
     assert len(completion.ids) == 2
 
 
-async def test_a_prompt_that_is_too_long_is_an_engine_error(engine) -> None:
-    with pytest.raises(EngineError, match="1024"):
-        await engine.generate([5] * 2000, SamplingParams(max_tokens=2))
+@pytest.mark.parametrize("length", [1024, 2000])
+async def test_a_prompt_that_is_too_long_is_refused(engine, length: int) -> None:
+    with pytest.raises(RequestRefused, match="1024"):
+        await engine.generate([5] * length, SamplingParams(max_tokens=2))
 
 
 async def test_more_prompt_than_one_step_of_the_engine_holds(engine) -> None:

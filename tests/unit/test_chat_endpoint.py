@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from termrsi.config.schema import RoleConfig
-from termrsi.errors import ConfigError, EngineError
+from termrsi.errors import ConfigError, EngineError, RequestRefused
 from termrsi.interop.chat_endpoint import CONTINUE, EndpointWriter, Rate, open_writers
 from termrsi.records import Message, SamplingParams, Writing
 from tests.chat_server import HANG_UP, Answer, Asked, ChatServer, in_turn, said
@@ -153,11 +153,30 @@ async def test_waits_double_up_to_a_minute_and_chance_takes_up_to_half() -> None
     assert time_of.slept == [0.75 * wait for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)]
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
 async def test_what_no_retry_cures_is_told_at_once(status: int) -> None:
     error, server, time_of = await refused(lambda asked: Answer(status, "no such thing"))
     assert str(error) == f"{server.url}: the endpoint refused: {status} no such thing"
-    assert (len(server.asked), time_of.slept) == (1, [])
+    assert type(error) is EngineError, "it refuses whatever it is asked"
+    assert (len(server.asked), time_of.slept) == (2 if status in (400, 413, 422) else 1, [])
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_one_request_that_is_refused_is_told_from_an_endpoint_that_refuses_all(status: int) -> None:
+    def too_long(asked: Asked) -> Answer:
+        return said("yes") if "Say yes." in asked.body["messages"][0]["content"] else Answer(status, "too long")
+
+    error, server, _ = await refused(too_long)
+    assert (type(error), str(error)) == (RequestRefused, f"{server.url}: the endpoint refused: {status} too long")
+    ours, probe = (asked.body for asked in server.asked)
+    assert probe.pop("messages") == [{"role": "user", "content": "Say yes."}]
+    assert probe == {name: value for name, value in ours.items() if name != "messages"}, "with the same settings"
+
+
+async def test_an_endpoint_that_dies_after_a_refusal_is_dead() -> None:
+    error, server, _ = await refused(in_turn([Answer(400, "too long"), FAULT, FAULT]), retries=1)
+    assert (type(error), len(server.asked)) == (EngineError, 3)
+    assert "500 overloaded; tried 2 times" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +224,7 @@ async def test_an_endpoint_that_never_answers_is_given_up() -> None:
 async def test_the_key_is_in_no_error_and_no_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    for status in (401, 500, 200, HANG_UP):
+    for status in (400, 401, 500, 200, HANG_UP):
         error, server, _ = await refused(lambda asked, s=status: Answer(s, f"bad key {KEY}"), retries=1, key_env="MY_KEY")
         assert server.asked[0].key == f"Bearer {KEY}"
         told = "".join(traceback.format_exception(error)) + repr(error.args) + repr(error.__context__) + repr(error.__cause__)

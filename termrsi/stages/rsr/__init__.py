@@ -13,7 +13,7 @@ from typing import Any
 
 from termrsi import datasets
 from termrsi.config.stages import RsrConfig
-from termrsi.errors import StageError
+from termrsi.errors import RequestRefused, StageError
 from termrsi.harness.group import seed_of
 from termrsi.records import TaskSpec
 from termrsi.stages.base import Context, StageResult, write_json
@@ -91,7 +91,10 @@ class _Rewriter:
     def __init__(self, ctx: Context, config: RsrConfig, made: datasets.Lineage) -> None:
         self._ctx, self._config, self._made = ctx, config, made
         sampling = ctx.sampling(config.plan_temperature, max_tokens=config.plan_tokens)
-        self._planner = Planner(ctx.ask, sampling, whole=config.plan_whole)
+        room = config.plan_room(ctx.config.model.max_model_len)
+        self._planner = Planner(
+            ctx.ask, sampling, whole=config.plan_whole, fits=lambda messages: len(ctx.chat.prompt(messages)) <= room
+        )
         self._screener = Screener(ctx.ask, ctx.scan, config.critic_tokens)
 
     async def rewrite(self, source: Source) -> Rewritten | None:
@@ -119,11 +122,15 @@ class _Rewriter:
         }
 
     async def _runbook(self, source: Source, number: int, drafts: list[dict[str, object]]) -> Runbook | None:
-        """Revised up to `rounds` times; one that never passes is dropped, not its task."""
+        """Revised up to `rounds` times; one that never passes, or that the planner is not let write, is dropped, not its task."""
         ctx, text, reasons = self._ctx, "", ()
         for attempt in range(self._config.rounds + 1):
             seed = seed_of(ctx.config.seed, ctx.name, source.task.id, number, attempt)
-            text = await self._planner.write(source.task.instruction, source.commands, seed, text, reasons)
+            try:
+                text = await self._planner.write(source.task.instruction, source.commands, seed, text, reasons)
+            except RequestRefused:
+                drafts.append({"number": number, "attempt": attempt, "text": "", "refused": ["planner_refused"]})
+                return None
             reasons = await self._screener.refusals(source.task, text, seed)
             drafts.append({"number": number, "attempt": attempt, "text": text, "refused": list(reasons)})
             if not reasons:

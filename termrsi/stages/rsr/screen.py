@@ -8,6 +8,7 @@ answer is close to a guess: the scan is the filter that holds.
 import re
 from dataclasses import replace
 
+from termrsi.errors import RequestRefused
 from termrsi.harness.actions import THINK_END
 from termrsi.ports import Scan
 from termrsi.records import Message, SamplingParams, TaskSpec
@@ -42,7 +43,10 @@ class Screener:
         for asked, example, answer in _EXAMPLES:
             messages += [Message("user", _QUESTION.format(task=asked, runbook=example)), Message("assistant", answer)]
         messages.append(Message("user", _QUESTION.format(task=task.instruction, runbook=runbook)))
-        said = await self._ask("critic", messages, replace(self._sampling, seed=seed), "critic")
+        try:
+            said = await self._ask("critic", messages, replace(self._sampling, seed=seed), "critic")
+        except RequestRefused:
+            return ("critic_refused",)
         return _READINGS.get(_first_word(said.text.rpartition(THINK_END)[2]), ("critic_unclear",))
 
 

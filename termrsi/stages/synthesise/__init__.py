@@ -136,6 +136,7 @@ class _Work:
         made = await self.author.write(blueprint)
         self.ctx.costs.prompt_tokens += made.prompt_tokens
         self.ctx.costs.completion_tokens += made.completion_tokens
+        self.ctx.costs.cost += made.cost
         category, detail = made.category, ""
         name = f"{self.ctx.name}-{blueprint.index:05d}"
         if made.draft is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from termrsi.errors import RequestRefused
 from termrsi.harness.group import seed_of
 from termrsi.ports import Writer
 from termrsi.records import Message, SamplingParams
@@ -124,7 +125,11 @@ class ModelAuthor:
         messages = [Message("system", SYSTEM)]
         parts: dict[str, tuple[Section, ...]] = {}
         for step in FORMS:
-            found = await self._ask(step, blueprint, messages, made)
+            try:
+                found = await self._ask(step, blueprint, messages, made)
+            except RequestRefused:
+                made.category = f"refused_{step}"
+                return made
             if found is None:
                 made.category = f"malformed_{step}"
                 return made

@@ -259,6 +259,9 @@ def test_tasks_come_from_an_audit_or_from_the_whole_train_split() -> None:
     [
         ("judge=perhaps", "judge"),
         ("mutants=0", "mutants=0"),
+        ("judge_tokens=-1", "judge_tokens=-1"),
+        ("judge_tokens=512", "judge_tokens without a judge"),
+        ("judge_prompt_tokens=512", "judge_prompt_tokens without a judge"),
     ],
 )
 def test_half_an_audit_is_refused(override: str, part: str) -> None:
@@ -294,6 +297,41 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_sizes_that_do_not_fit_each_other(override: str, where: str) -> None:
     assert refusal(*BASE, override).where == where
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "where"),
+    [
+        ("river", ("stages.audit.judge=true", "stages.audit.judge_tokens=992"), "stages.audit.judge_tokens"),
+        ("reterm", ("stages.recovery.judge=true", "stages.recovery.judge_tokens=992"), "stages.recovery.judge_tokens"),
+        ("rsr", ("stages.rsr.plan_tokens=1984",), "stages.rsr.plan_tokens"),
+    ],
+)
+def test_a_question_needs_room_beside_its_answers(experiment: str, overrides: tuple[str, ...], where: str) -> None:
+    base = (f"experiment={experiment}", "scale=laptop")  # a context of 2048
+    error = refusal(*base, *overrides)
+    assert (error.where, "no room in a context of 2048" in error.what) == (where, True)
+    *others, last = overrides
+    key, _, tokens = last.partition("=")
+    load((*base, *others, f"{key}={int(tokens) - 1}"))
+    other = where.replace("_tokens", "_prompt_tokens")
+    load((*base, *overrides, f"{other}=500"))  # a model with a context of its own
+
+
+@pytest.mark.parametrize(("scale", "tokens"), [("laptop", 512), ("node", 4096), ("full", 4096)])
+def test_a_judge_has_room_to_think_where_the_context_has(scale: str, tokens: int) -> None:
+    stage = load(("experiment=reterm", f"scale={scale}", "stages.recovery.judge=true")).stages["recovery"]
+    assert isinstance(stage, stages.CollectRecoveryConfig)
+    longest = {"laptop": 2048, "node": 32768, "full": 65536}[scale]
+    assert (stage.answer_tokens(longest), stage.room(longest)) == (tokens, longest - 2 * tokens - 64)
+
+
+def test_a_judge_that_is_not_asked_has_no_settings() -> None:
+    base = ("experiment=reterm", "scale=node", "stages.recovery.judge=false")
+    load((*base, "stages.recovery.judge_uncertain=keep"))  # which has an effect: all of what is flagged is uncertain then
+    for key in ("judge_tokens", "judge_prompt_tokens"):
+        error = refusal(*base, f"stages.recovery.{key}=512")
+        assert (error.where, error.valid) == (f"stages.recovery.{key}", "take it away, or judge=true")
 
 
 def test_what_every_stage_reads_is_written_by_some_kind() -> None:

@@ -55,6 +55,22 @@ def test_what_cannot_be_is_refused(overrides: tuple[str, ...], part: str) -> Non
     assert part in str(refusal(*overrides))
 
 
+@pytest.mark.parametrize(
+    ("experiment", "role", "off", "on"),
+    [
+        ("reterm", "judge", "stages.recovery.judge=false", "stages.recovery.judge=true"),
+        ("river", "judge", "stages.audit.judge=false", "stages.audit.judge=true"),
+        ("tmax", "author", "stages.synthesise.author=procedural", "stages.synthesise.author=policy"),
+    ],
+)
+def test_a_role_that_its_stage_does_not_ask_is_refused(experiment: str, role: str, off: str, on: str) -> None:
+    words = (f"experiment={experiment}", "scale=node", f"roles.{role}.url=http://h/v1", f"roles.{role}.model=m")
+    with pytest.raises(ConfigError) as caught:
+        load((*words, off))
+    assert (caught.value.where, on in caught.value.valid) == (f"roles.{role}", True)
+    assert role in load((*words, on)).roles
+
+
 @pytest.mark.parametrize("url", ["ftp://h", "h:8000", "http://", "http://h:port/v1", "/v1", "", "http://h:99999"])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     error = refusal(PLANNER[1], f"roles.planner.url='{url}'")
@@ -74,6 +90,19 @@ async def test_a_key_that_is_not_there_is_refused_at_the_start(tmp_path: Path, m
         await setup.preflight(config, tmp_path / "run")
     monkeypatch.setenv("NO_SUCH_KEY", "there")
     await setup.preflight(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("harness", "refused"), [("fewshot", True), ("react", False)])
+async def test_a_workflow_that_no_prompt_holds_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harness: str, refused: bool
+) -> None:
+    monkeypatch.setenv("TERMRSI_CACHE", str(tmp_path / "cache"))
+    words = ("experiment=reterm", "scale=dry", f"stages.recovery.teacher_harness={harness}", "stages.recovery.workflow=short")
+    if refused:
+        with pytest.raises(ConfigError, match=r"stages\.recovery\.workflow: workflow=short has no effect: 'fewshot'"):
+            await setup.preflight(load(words), tmp_path / "run")
+        words = (*words[:-1], "stages.recovery.workflow=full")
+    await setup.preflight(load(words), tmp_path / "run")
 
 
 def test_every_kind_of_stage_says_which_roles_it_has() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from termrsi import fakes
-from termrsi.errors import CaptureError, EngineError, SandboxError, TaskError
+from termrsi.errors import CaptureError, EngineError, RequestRefused, SandboxError, TaskError
 from termrsi.fakes import FakeGenerator, FakePolicy, FakePool, FakeSkill, FakeTokenizer, FakeVerifier, FakeWorld
 from termrsi.harness import runner
 from termrsi.harness.group import task_group
@@ -214,6 +214,22 @@ async def test_a_missing_capture_costs_its_rollout_and_nothing_else(times: int, 
     assert len(results) == 4
     assert [r.group_id for r in dropped] == [specs[0].group_id] * lost
     assert all("CaptureError: generator: routing of 0 tokens" in r.reason for r in dropped)
+    assert bench.nothing_is_held()
+
+
+async def test_what_a_model_refuses_is_dropped_at_once_and_the_others_go_on() -> None:
+    class Filtering(FakeGenerator):
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            if prefix_key == specs[0].group_id:
+                raise RequestRefused("400 content filter", "http://h")
+            return await super().generate(prompt_ids, params, prefix_key)
+
+    specs = specs_of(2, 2)
+    bench = Bench(generator=Filtering())
+    results = await bench.run(specs)
+    dropped = [r for r in results if isinstance(r, DroppedRollout)]
+    assert [(r.group_id, r.reason, r.attempts) for r in dropped] == [(specs[0].group_id, "http://h: 400 content filter", 1)] * 2
+    assert len(results) == bench.world.leases == 4
     assert bench.nothing_is_held()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled, TaskError, VerifierError
+from termrsi.errors import ConfigError, EngineError, SandboxError, SandboxSpoiled, TaskError, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, EnvironmentSpec, Outcome, Snapshot, TaskAudit, TaskSpec, Verdict, Writing
 from termrsi.reward import gates, inspection, judges
@@ -206,17 +206,29 @@ async def test_what_the_judges_say_stands_behind_the_gates_and_is_asked_once(tas
         async def write(self, messages, sampling, key="", begun=""):
             seeds.append(sampling.seed)
             said = {facet: {"verdict": "accept", "reason": "", "evidence": []} for facet in judges.FACETS}
-            if sampling.seed == 2:
+            if key.endswith("/2"):
                 said["leakage"] = {"verdict": "reject", "reason": "it is there", "evidence": ["do it"]}
-            return Writing(json.dumps(said), 50, 5)
+            return Writing(json.dumps(said), 50, 5, 0.5)
 
     log = tmp_path / "log"
     (audit,) = await audited(World(), task, log=log, judge=Strict(), judge_name="m")
-    assert (audit.verdict, audit.prompt_tokens) == ("rejected", 100)
+    assert (audit.verdict, audit.prompt_tokens, audit.cost) == ("rejected", 100, 1.0)
     assert list(said(audit)) == [*gates.GATES, *judges.FACETS]
     (again,) = await audited(World(), task, log=log, judge=Strict(), judge_name="m")
-    assert (again.findings, again.prompt_tokens, again.sandbox_s) == (audit.findings, 0, 0.0)
-    assert seeds == [1, 2]
+    assert (again.findings, again.prompt_tokens, again.sandbox_s, again.cost) == (audit.findings, 0, 0.0, 0.0)
+    assert seeds == [3, 6]
     await audited(World(), task, log=log, judge=Strict(), judge_name="another")
-    assert seeds == [1, 2, 1, 2], "another model is another judge; the gates are not measured again"
+    assert seeds == [3, 6, 3, 6], "another model is another judge; the gates are not measured again"
     assert len(log.read_text().splitlines()) == 1 + 2 + 2
+
+
+async def test_a_judge_who_cannot_be_had_ends_the_audit_and_one_without_room_is_told(task: TaskSpec, tmp_path: Path) -> None:
+    class Dead:
+        async def write(self, messages, sampling, key="", begun=""):
+            raise EngineError("nobody there", "http://h")
+
+    with pytest.raises(EngineError, match="nobody there"):
+        await audited(World(), task, log=tmp_path / "log", judge=Dead())
+    (audit,) = await audited(World(), task, log=tmp_path / "log", judge=Dead(), judge_fits=lambda messages: False)
+    assert (audit.verdict, audit.sandbox_s) == ("not measured", 0.0), "what the gates said was kept"
+    assert audit.findings[-1].evidence == ("unjudged", "judge 1: too_long", "judge 2: too_long")

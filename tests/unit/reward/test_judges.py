@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from termrsi.errors import EngineError
+from termrsi.answers import Invalid
+from termrsi.errors import EngineError, RequestRefused
 from termrsi.records import EnvironmentSpec, Message, Outcome, SamplingParams, TaskSpec, Writing
 from termrsi.reward import judges
 from termrsi.reward.audit_log import AuditLog
@@ -41,17 +42,22 @@ def answer(**facets: tuple[str, str]) -> str:
 
 @dataclass
 class Scripted:
-    """`ports.Writer`: for each judge, who is told by the seed, answers in order."""
+    """`ports.Writer`: for each judge, who is told by the key, answers in order; "": a refusal; none left: nobody is there."""
 
     answers: dict[int, list[str]]
     asked: list[tuple[int, list[Message]]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
     async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+        judge = int(key.rpartition("/")[2])
         assert sampling.seed is not None
-        self.asked.append((sampling.seed, list(messages)))
-        if not self.answers[sampling.seed]:
+        self.asked.append((judge, list(messages)))
+        self.seeds.append(sampling.seed)
+        if not self.answers[judge]:
             raise EngineError("the server does not answer")
-        return Writing(self.answers[sampling.seed].pop(0), 100, 10)
+        if not (text := self.answers[judge].pop(0)):
+            raise RequestRefused("400 content filter")
+        return Writing(text, 100, 10, 0.25)
 
 
 Judge = Callable[[dict[int, list[str]]], "tuple"]
@@ -90,19 +96,21 @@ async def test_the_judges_are_blind_and_read_in_orders_of_their_own(task: TaskSp
     assert sorted(one[1].content) == sorted(two[1].content), "the same letters in another order"
     assert all(part in one[1].content for part in (INSTRUCTION, "grep -q 17", "echo 17 >", "FROM debian"))
     assert findings[-1].evidence == ("judge 1, flag: because 'Write 17'",)
-    assert (used.prompt_tokens, used.completion_tokens) == (200, 20)
+    assert (used.prompt_tokens, used.completion_tokens, used.cost) == (200, 20, 0.5)
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("I accept it.", "no JSON object"),
-        ('{"alignment": 1}', "alignment"),
-        (answer(value=("maybe", "17")), "value.verdict"),
-        (answer(value=("flag", "")), "value: flag without evidence"),
-        (answer(value=("flag", "Write 18")), "does not occur in the task"),
-        (answer(value=("accept", "write 17")), "does not occur in the task"),
-        (json.dumps(json.loads(answer()) | {"more": 1}), "more"),
+        ("I accept it.", "no_object"),
+        ('{"alignment": 1}', "bad_form in alignment"),
+        (answer(value=("maybe", "17")), "bad_form in value.verdict"),
+        (answer(value=("flag", "")), "no_evidence in value"),
+        (answer(value=("flag", "Write 18")), "quote_not_found in value"),
+        (answer(value=("accept", "write 17")), "quote_not_found in value"),
+        (json.dumps(json.loads(answer()) | {"more": 1}), "bad_form in more"),
+        (answer() + answer(), "several_objects"),
+        (answer()[:-1] + ', "value": {"verdict": "accept", "reason": "", "evidence": []}}', "key_twice"),
     ],
 )
 async def test_an_answer_that_is_none_is_asked_for_again_with_its_fault(
@@ -115,7 +123,15 @@ async def test_an_answer_that_is_none_is_asked_for_again_with_its_fault(
     again = writer.asked[1][1]
     assert [message.role for message in again] == ["system", "user", "assistant", "user"]
     assert again[2].content == text
-    assert fault in again[3].content
+    assert f"({fault})" in again[3].content
+    assert len(set(writer.seeds)) == 4, "no judge draws as the other did"
+
+
+def test_a_brace_in_a_thought_is_no_answer() -> None:
+    read = judges.parsed(f"<think>A set {{17}}, or {{}}?</think>{answer()}", INSTRUCTION)
+    assert read.value.verdict == "accept"
+    with pytest.raises(Invalid, match="several_objects"):
+        judges.parsed(f"{answer()}, or rather {answer()}", INSTRUCTION)
 
 
 async def test_without_a_valid_answer_a_facet_is_unjudged_if_the_other_does_not_reject_it(task: TaskSpec, tmp_path: Path) -> None:
@@ -129,9 +145,38 @@ async def test_a_model_that_cannot_be_had_is_no_fault_of_the_task_and_is_asked_t
     task: TaskSpec, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    assert set((await outcomes(task, {1: [answer()], 2: []}, log)).values()) == {Outcome.unmeasured}
+    with pytest.raises(EngineError, match="does not answer"):
+        await outcomes(task, {1: [answer()], 2: []}, log)
     answers: dict[int, list[str]] = {1: [], 2: [answer()]}
     assert set((await outcomes(task, answers, log)).values()) == {Outcome.passed}, "the first judge's answer was kept"
+
+
+async def test_a_request_that_is_refused_or_too_long_leaves_the_task_unjudged_and_says_why(task: TaskSpec, tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "log") as log:
+        writer = Scripted({1: [""], 2: [answer(leakage=("reject", "17"))]})
+        findings, _ = await judges.judged(task, writer, "m", "key", log)
+        found = {finding.gate: finding for finding in findings}
+        assert (found["value"].outcome, found["value"].evidence) == (Outcome.unmeasured, ("unjudged", "judge 1: refused"))
+        assert found["leakage"].outcome is Outcome.reject
+        assert [judge for judge, _ in writer.asked] == [1, 2], "what is refused is not asked again at once"
+        silent = Scripted({})
+        findings, used = await judges.judged(task, silent, "other", "key", log, fits=lambda messages: False)
+        assert {finding.outcome for finding in findings} == {Outcome.unmeasured}
+        assert findings[0].evidence == ("unjudged", "judge 1: too_long", "judge 2: too_long")
+        assert (silent.asked, used.prompt_tokens) == ([], 0)
+
+
+async def test_room_is_asked_for_all_that_a_judge_is_shown(task: TaskSpec, tmp_path: Path) -> None:
+    shown: list[int] = []
+
+    def fits(messages: Sequence[Message]) -> bool:
+        shown.append(sum(len(message.content) for message in messages))
+        return True
+
+    writer = Scripted({1: [answer()], 2: [answer()]})
+    with AuditLog(tmp_path / "log") as log:
+        await judges.judged(task, writer, "m", "key", log, max_tokens=77, fits=fits)
+    assert shown == [sum(len(message.content) for message in messages) for _, messages in writer.asked]
 
 
 def test_what_is_too_long_is_cut_and_says_so(task: TaskSpec) -> None:

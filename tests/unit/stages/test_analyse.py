@@ -10,7 +10,7 @@ import pytest
 from termrsi import fakes
 from termrsi.config.schema import Config
 from termrsi.config.stages import AnalyseConfig
-from termrsi.errors import EngineError, StageError
+from termrsi.errors import EngineError, RequestRefused, StageError
 from termrsi.ports import Writer
 from termrsi.records import Message, Rollout, SamplingParams, ScoredRollout, StopReason, Turn, Verdict, Writing
 from termrsi.stages import analyse
@@ -131,7 +131,7 @@ async def test_each_run_is_judged_once_and_counted(evaluated: Evaluated) -> None
     assert (found["of"]["stage"], found["of"]["judged"], found["of"]["invalid"]) == ("eval", 4, 0)
     assert result.summary["planning_recovery"] == pytest.approx(2 / 3)
     assert result.summary["verification_recovery"] is None
-    assert (ctx.costs.prompt_tokens, ctx.costs.completion_tokens, result.summary["cost"]) == (40, 12, 1.0)
+    assert (ctx.costs.prompt_tokens, ctx.costs.completion_tokens, ctx.costs.cost, result.summary["cost"]) == (40, 12, 1.0, 1.0)
 
 
 async def test_an_answer_that_stays_at_fault_is_counted_as_invalid(evaluated: Evaluated) -> None:
@@ -144,6 +144,19 @@ async def test_an_answer_that_stays_at_fault_is_counted_as_invalid(evaluated: Ev
     (evaluated.root / "errors" / analyse.FILE).unlink()
     result = await analyse.run(evaluated.ctx(nothing.of, of=evaluated.root / "eval" / "scores.json"), CONFIG)
     assert (result.summary["judged"], result.summary["planning_recovery"]) == (0, None)
+
+
+async def test_a_request_that_is_refused_is_counted_and_the_others_are_judged(evaluated: Evaluated) -> None:
+    class Filtering(ByTask):
+        async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+            if "case heldout 2." in messages[1].content:
+                raise RequestRefused("400 content filter", "http://h")
+            return await super().write(messages, sampling, key, begun)
+
+    writer = Filtering(ANSWERS)
+    result = await analyse.run(evaluated.ctx(writer.of, of=evaluated.write("eval", RUNS)), CONFIG)
+    assert result.counts == {"judged_of": 3, "invalid_of": 1, "fault_refused": 1}
+    assert len(writer.asked) == 3
 
 
 async def test_a_run_too_long_for_the_judge_is_not_asked_about(evaluated: Evaluated) -> None:

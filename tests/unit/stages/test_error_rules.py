@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from termrsi import fakes
+from termrsi import answers, fakes
+from termrsi.answers import Invalid
 from termrsi.records import SamplingParams, Turn
 from termrsi.stages import error_rules, judging
 from termrsi.stages.error_rules import CATEGORIES
-from termrsi.stages.judging import Invalid
 from termrsi.stages.roles import PolicyWriter
 
 NONE = {"state": "no_error", "errors": [], "reason": "fine", "confidence": 1}
@@ -154,7 +154,7 @@ async def test_the_shipped_judge_keeps_the_rules(turns: list[str], strict: bool,
     messages = error_rules.question("x", judging.numbered(done, chars=100), strict=strict, passed=(), failed=())
     writer = PolicyWriter(made.generator, made.chat)
     for seed in range(8):  # some first answers lack a category
-        asked = await judging.ask(
+        asked = await answers.ask(
             writer,
             messages,
             SamplingParams(max_tokens=512, seed=seed),

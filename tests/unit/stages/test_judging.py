@@ -1,101 +1,11 @@
-"""What a judge is shown, how its one JSON object is found, and how it is asked again."""
+"""What a judge is shown."""
 
 import json
-
-import pytest
-from pydantic import BaseModel, ConfigDict
 
 from termrsi import fakes
 from termrsi.records import Message, SamplingParams, Turn
 from termrsi.stages import judging
-from termrsi.stages.judging import Invalid
 from termrsi.stages.roles import PolicyWriter
-from tests.scripted import Scripted
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": 1}',
-        'Here it is:\n```json\n{"a": 1}\n```\nThat is all.',
-        'A set {x} is no JSON, this is: {"a": 1}',
-        '<think>perhaps {"a": 2}</think>{"a": 1}',
-        'perhaps {"a": 2}, no</think>\n{"a": 1}',
-    ],
-)
-def test_the_one_object_is_found_in_a_fence_or_not(text: str) -> None:
-    assert judging.one_object(text) == {"a": 1}
-
-
-def test_a_tag_inside_the_object_is_text() -> None:
-    assert judging.one_object('{"a": "x</think>{y}"}') == {"a": "x</think>{y}"}
-
-
-@pytest.mark.parametrize(
-    ("text", "category"),
-    [
-        ("nothing", "no_object"),
-        ("", "no_object"),
-        ("[1, 2]", "no_object"),
-        ('{"a": 1} {"a": 1}', "several_objects"),
-        ('```json\n{"a": 1}\n```\n```json\n{"a": 2}\n```', "several_objects"),
-        ('{"a": {"b": 1}, "c": {"d": 2}, "e', "no_object"),  # broke off: the parts are not the answer
-        ('{"a": 1, "a": 2}', "key_twice"),
-        ('{"a": NaN}', "no_object"),
-        ('{"a": ' * 100_000, "no_object"),
-        ('{"a": 1' + "0" * 5000 + "}", "no_object"),
-    ],
-)
-def test_what_is_not_one_object_is_refused(text: str, category: str) -> None:
-    with pytest.raises(Invalid) as caught:
-        judging.one_object(text)
-    assert caught.value.category == category
-
-
-class _Pair(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    a: list[int]
-
-
-def test_the_field_at_fault_is_named() -> None:
-    assert judging.formed(_Pair, {"a": [1]}).a == [1]
-    for value, where in (({"a": [True]}, "x.a.0"), ({"a": ["1"]}, "x.a.0"), ({"a": [], "b": 1}, "x.b"), ([], "x")):
-        with pytest.raises(Invalid) as caught:
-            judging.formed(_Pair, value, "x")
-        assert (caught.value.category, caught.value.where) == ("bad_form", where)
-
-
-def _read(text: str) -> int:
-    if not text.isdigit():
-        raise Invalid("no_number", "all of it")
-    return int(text)
-
-
-async def test_an_answer_at_fault_is_asked_for_again_and_its_category_told() -> None:
-    writer, first = Scripted(["one", "two", "3"]), [Message("user", "how many?")]
-    asked = await judging.ask(writer, first, SamplingParams(seed=5), _read, rounds=2)
-    assert (asked.answer, asked.faults) == (3, ("no_number", "no_number"))
-    assert (asked.prompt_tokens, asked.completion_tokens, asked.cost) == (30, 9, 1.5)
-    assert writer.asked[0] == first
-    assert [m.content for m in writer.asked[2]] == [
-        "how many?",
-        "two",
-        "Your last answer was refused (no_number in all of it). Answer again, with one JSON object as asked for.",
-    ], "of earlier answers the last alone"
-    assert writer.seeds == [5, 6, 7]
-
-
-async def test_the_rounds_are_bounded() -> None:
-    asked = await judging.ask(Scripted(["x"] * 9), [], SamplingParams(), _read, rounds=1)
-    assert (asked.answer, len(asked.faults)) == (None, 2)
-    assert (await judging.ask(Scripted(["x"]), [], SamplingParams(), _read, rounds=0)).faults == ("no_number",)
-
-
-async def test_an_answer_that_a_limit_cut_is_told_so() -> None:
-    writer = Scripted(["x", "1"], cut=frozenset({0}))
-    asked = await judging.ask(writer, [], SamplingParams(), _read, rounds=1)
-    assert (asked.answer, asked.faults) == (1, ("cut",))
-    assert "it was too long" in writer.asked[1][-1].content
 
 
 def test_turns_are_numbered_and_texts_keep_both_ends() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from termrsi import fakes
+from termrsi.answers import Invalid
+from termrsi.errors import RequestRefused
 from termrsi.records import (
     EnvironmentSpec,
     RecoveryPoint,
@@ -18,9 +20,9 @@ from termrsi.records import (
     TaskSpec,
     Turn,
     Verdict,
+    Writing,
 )
 from termrsi.stages import recovery_filters
-from termrsi.stages.judging import Invalid
 from termrsi.stages.recovery_filters import Filtered, Ruling
 from termrsi.stages.roles import PolicyWriter
 from tests.scripted import Scripted
@@ -199,6 +201,15 @@ async def test_what_is_too_long_for_the_judge_is_uncertain() -> None:
     assert shown[0] > shown[1] > shown[2]
 
 
+async def test_a_judge_who_refuses_the_question_leaves_it_uncertain() -> None:
+    class Filtering(Scripted):
+        async def write(self, messages: Any, sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+            raise RequestRefused("400 content filter", "http://h")
+
+    row = await recovery_filters.judge(scored(*REPEATED), POINT, INSTRUCTION, Filtering(()), sampling=SamplingParams())
+    assert (row.refused_by, row.answers, row.faults) == ("efficiency", (), ("refused",))
+
+
 async def test_the_shipped_judge_answers_what_is_asked() -> None:
     made = fakes.dry_parts()
     writer = PolicyWriter(made.generator, made.chat)
@@ -228,6 +239,8 @@ def test_statistics() -> None:
         row("verifier"),
         row("efficiency", flags=("repeated_failure",)),
     ]
+    unasked = row("efficiency", flags=("repeated_failure",), faults=("too_long",))
+    assert recovery_filters.statistics([unasked, unasked])["judge"]["fault_too_long"] == 2
     found = recovery_filters.statistics(rows)
     assert found["filters"] == {"continuations": 7, "verifier": 2, "format": 0, "compliance": 0, "efficiency": 1, "kept": 4}
     assert found["judge"] == {"flagged_repeated_failure": 2, "no_answer": 1, "repeated_failure_no": 1}

@@ -14,12 +14,13 @@ from termrsi import fakes, tasks
 from termrsi.config.choices import Author as Kind
 from termrsi.config.schema import Config
 from termrsi.config.stages import SynthesiseConfig
-from termrsi.errors import EngineError, StageError
+from termrsi.errors import EngineError, RequestRefused, StageError
 from termrsi.fakes import FakePool, FakeVerifier, FakeWorld
 from termrsi.ports import Sandbox, SandboxPool, Verifier, Writer
 from termrsi.records import Message, SamplingParams, Snapshot, TaskSpec, Verdict, Writing
 from termrsi.stages import synthesise
 from termrsi.stages.base import Context, Progress, Splits
+from termrsi.stages.finished import FinishedRollouts
 from termrsi.tasks.synthesis import parse
 
 GOOD = {
@@ -117,7 +118,7 @@ async def test_good_replies_become_tasks(tmp_path: Path) -> None:
     assert (root / "tests" / "checks" / "half_done.sh").read_text() == "cat /app/half\n"
     assert "bash /tests/checks/half_done.sh" in (root / "tests" / "test.sh").read_text()
     assert (result.counts, ctx.costs.prompt_tokens, ctx.costs.completion_tokens) == ({"kept": 3}, 1200, 120)
-    assert [item["cost"] for item in made.items()] == [2.0, 2.0, 2.0]
+    assert ([item["cost"] for item in made.items()], ctx.costs.cost) == ([2.0, 2.0, 2.0], 6.0)
     assert (result.summary["items"], result.summary["kept"]) == (3, 3)
     balance = json.loads(Path(result.outputs["balance"]).read_text())
     assert balance["drawn"] == balance["kept"]
@@ -155,6 +156,29 @@ async def test_an_author_who_never_has_the_form_is_counted(tmp_path: Path, step:
     assert (line["category"], line["faults"]) == (f"malformed_{step}", {"text_outside": 2})
     assert writer.asked[-1][0] == step, "nothing is asked for after it"
     assert made.tree() == {}
+
+
+async def test_a_request_that_is_refused_costs_its_item_alone(tmp_path: Path) -> None:
+    class Filtering(Scripted):
+        async def write(self, messages: Sequence[Message], sampling: SamplingParams, key: str = "", begun: str = "") -> Writing:
+            if len(self.asked) == 5:  # the second step of the second item
+                self.asked.append(("refused", list(messages), sampling))
+                raise RequestRefused("400 content filter", "author")
+            return await super().write(messages, sampling, key, begun)
+
+    made = Made(tmp_path / "out", Filtering())
+    result = await synthesise.run(made.ctx(), replace(CONFIG, concurrency=1))
+    assert result.counts == {"kept": 2, "refused_initial_test": 1}
+    assert [item["prompt_tokens"] for item in made.items()] == [400, 100, 400], "what was spent before is told"
+
+
+async def test_what_was_spent_before_a_stop_is_in_the_costs(tmp_path: Path) -> None:
+    made = Made(tmp_path / "out", Scripted(dies_at=9))
+    ctx = made.ctx()
+    ctx.finished = FinishedRollouts(made.out / "rollouts.jsonl")
+    with pytest.raises(EngineError):
+        await synthesise.run(ctx, replace(CONFIG, concurrency=1))
+    assert json.loads((made.out / "costs.json").read_text())["costs"]["cost"] == 4.0
 
 
 async def test_a_task_that_does_not_build_is_refused_and_kept_to_look_at(tmp_path: Path) -> None:
