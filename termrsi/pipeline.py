@@ -1,7 +1,7 @@
 """The driver's core: stages in order, each a directory with a manifest written last; a ledger; a clean end whatever happens.
 
-A run directory belongs to one process at a time. A stage without a manifest is begun again, or goes on
-item by item if it makes or judges data; a finished one is never run twice.
+A run directory belongs to one process at a time. A stage without a manifest is begun again, or goes on item by item if it makes or
+judges data; a finished one is never run twice.
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 

@@ -2,7 +2,7 @@
 # PPO, GRPO and ReTerm-GRPO after rewriting, and SPR against FDR in the second phase, over seeds, in one table:
 # launch/reproduce/comparisons.sh [KEY=VALUE ...]
 # SEEDS="0 1 2" and OUT choose what is run, and where. Stopped and started again it goes on. The lengths are those of one epoch of the
-# laptop's tasks; GRPO's and ReTerm's seventh step is worth the rollouts of PPO's warm-up.
+# laptop's tasks; GRPO's and ReTerm's seventh step (64 rollouts) stands against PPO's warm-up (at most 72).
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 setup
 cd "$ROOT"
