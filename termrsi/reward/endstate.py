@@ -17,6 +17,7 @@ State = Mapping[str, str]  # path -> type, mode, owner, link and content
 ALWAYS = ("/proc", "/sys", "/dev", "/solution", "/tests", "/logs/verifier", "/logs/agent", "/.room")
 UNLESS_NAMED = ("/tmp", "/var/tmp", "/var/log", "/var/cache", "/run", "/usr/lib", "/usr/share", "/usr/include", "/root/.cache")
 LIMIT_S = 120.0
+TRIES = 3  # a file that vanishes while it is listed ends one
 _MARK, _FOUND = "/tmp/.termrsi-then", "/tmp/.termrsi-found"
 
 
@@ -47,8 +48,11 @@ async def taken(sandbox: Sandbox, instruction: str) -> dict[str, str] | None:
         f"while IFS= read -rd '' d; do printf '%s  %s\\0' \"$({listed})\" \"$d\"; done; }} > {_FOUND}-2 && "
         f"cat {_FOUND}-2 >> {_FOUND}"
     )
-    result = await sandbox.run(f"( set -o pipefail; {script} )", LIMIT_S)
-    if result.exit_code != 0 or result.timed_out:
+    for _ in range(TRIES):
+        result = await sandbox.run(f"( set -o pipefail; {script} )", LIMIT_S)
+        if result.exit_code == 0 and not result.timed_out:
+            break
+    else:
         return None
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "found"

@@ -21,6 +21,7 @@ from termrsi.reward.verifiers import TaskVerifier
 
 RUNS = 2  # of the solution, and of an empty submission
 RETRIES = 2  # fresh sandboxes for what a machine lost
+LOOKS = 2  # at a mutant that passes
 SAID_CHARS = 4000
 MUTANT_FLOOR_S, MUTANT_TIMES = 10.0, 3.0  # a mutant may take this many times the solution's seconds: one that hangs is broken
 _LOG = "/logs/verifier/test-stdout.txt"
@@ -216,21 +217,28 @@ class Inspection:
         """`whole`: the states that two whole solutions left."""
         files = {f"{one.step}:{name}": text for one in steps.parts(self.task) for name, text in oracle.texts(one).items()}
         chosen = await asyncio.to_thread(mutants.mutants, files, self.num_mutants, self.task.id)
+        return [await self._mutant(one, whole, limit_s) for one in chosen]
+
+    async def _mutant(self, mutant: mutants.Mutant, whole: tuple[State, State] | None, limit_s: float) -> Tried:
+        """A verifier is blamed for what it takes twice: in the first run, what others do at that moment may be in the state (files
+        of the host that a sandbox shows change under it, and one that vanishes ends the listing). A state that cannot be had
+        then either leaves the mutant without a result."""
+        step, _, name = mutant.file.partition(":")
         watch = whole is not None
-        tried: list[Tried] = []
-        for one in chosen:
-            step, _, name = one.file.partition(":")
-            scripts = {step: {name: one.text}}
-            submission = partial(_Submission, self.bench.verifier, self._limits, scripts, limit_s, watch=watch, stop_at=whole)
-            what = one.what.removeprefix(":")
+        scripts = {step: {name: mutant.text}}
+        submission = partial(_Submission, self.bench.verifier, self._limits, scripts, limit_s, watch=watch, stop_at=whole)
+        what, told = mutant.what.removeprefix(":"), True
+        for _ in range(LOOKS if watch else 1):
             try:
-                made, verdict, _ = await self._tried(submission, solve=True)
+                made, verdict, _why = await self._tried(submission, solve=True)
             except _EqualState:
-                tried.append(Tried(what, equal=True))
-                continue
-            equal = whole is not None and made.state is not None and endstate.same(made.state, *whole)
-            tried.append(Tried(what, equal, None if verdict is None else not verdict.strict))
-        return tried
+                return Tried(what, equal=True)
+            if whole is not None and made.state is not None and endstate.same(made.state, *whole):
+                return Tried(what, equal=True)
+            if verdict is None or not verdict.strict:
+                return Tried(what, noticed=None if verdict is None else True)
+            told = not watch or made.state is not None
+        return Tried(what, noticed=False if told else None)
 
 
 def _with_network(task: TaskSpec) -> TaskSpec:

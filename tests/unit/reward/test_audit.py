@@ -147,6 +147,37 @@ async def test_a_mutant_is_verified_as_it_is(tmp_path: Path) -> None:
     assert audit.findings[6].evidence[0].startswith("1 of 4 broken")  # it ends half-way, or one of its commands is left out
 
 
+WHOLE = {"/app/a": "f 1"}
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([WHOLE, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([WHOLE | {"/opt/of-another": "d 1"}, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([None, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([None, None], "1 of 1 broken solutions noticed (100%); 0 changed nothing, 1 had no result"),
+        ([WHOLE | {"/b": "f 1"}] * 2, "1 of 2 broken solutions noticed (50%); 0 changed nothing, 0 had no result"),
+    ],
+)
+async def test_a_verifier_is_blamed_for_what_it_takes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list[dict[str, str] | None], said: str
+) -> None:
+    """A directory that somebody made on the host meanwhile, or a listing that failed, is no change by a mutant."""
+    world, left = World(), list(states)
+
+    async def taken(sandbox: Sandbox, instruction: str) -> dict[str, str] | None:
+        return left.pop(0) if "sleep 2" in world.text else WHOLE if "good" in world.text else {}
+
+    monkeypatch.setattr(inspection.endstate, "taken", taken)
+    monkeypatch.setattr(inspection.mutants, "mutants", lambda files, limit, seed: [
+        inspection.mutants.Mutant(":solve.sh", "a sleep is longer", "echo good; sleep 2\n"),
+        inspection.mutants.Mutant(":solve.sh", "it says another thing", "echo bad\n"),
+    ])  # fmt: skip
+    (audit,) = await audited(world, made(tmp_path, "t", "echo good; sleep 1\n"), log=tmp_path / "log")
+    assert next(one for one in audit.findings if one.gate == "mutation").evidence[0] == said
+
+
 async def test_a_mutant_has_three_times_the_solutions_seconds(task: TaskSpec, tmp_path: Path) -> None:
     world = World()
     (audit,) = await audited(world, task, log=tmp_path / "log")
