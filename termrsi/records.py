@@ -167,6 +167,24 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls of a model took."""
+
+    prompt_tokens: int = 0  # sum over calls of prompt length
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0  # in the currency of the configured prices
+
+    def __add__(self, other: "Calls") -> "Calls":
+        return Calls(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cost + other.cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A chat message as text; only used to build prompts."""
 
@@ -286,6 +304,7 @@ class Rollout:
     cases: dict[str, int] = field(default_factory=dict)  # how each later prompt matched what was recorded (`render.Case`)
     model: str = ""  # that played it, as its endpoint calls it; "": the policy
     cost: float = 0.0  # of its calls, in the currency of the configured prices
+    lost: Calls = Calls()  # of the attempts before this one
 
     @property
     def step_chunk(self) -> int:
@@ -396,6 +415,7 @@ class DroppedRollout:
     task_id: str
     reason: str
     attempts: int = 1
+    lost: Calls = Calls()  # of all its attempts
 
 
 @dataclass(frozen=True, slots=True)

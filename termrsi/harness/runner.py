@@ -18,19 +18,39 @@ from termrsi.harness.episode import Episode
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Generator, Sandbox, SandboxPool, Verifier
 from termrsi.records import (
+    Calls,
     Chunk,
+    Completion,
     DroppedRollout,
     EpisodeSpec,
     Rollout,
+    SamplingParams,
     ScoredRollout,
     Snapshot,
     StopReason,
     TaskSpec,
     Turn,
+    WeightsVersion,
 )
 from termrsi.reward import steps
 
 LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verification
+
+
+class _Meter:
+    """A generator, and what one attempt has taken of it."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self.taken = Calls()
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        got = await self._generator.generate(prompt_ids, params, prefix_key)
+        self.taken += Calls(len(prompt_ids), len(got.ids), got.cached_tokens, got.cost)
+        return got
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        await self._generator.pull(weights)
 
 
 class Runner:
@@ -71,35 +91,38 @@ class Runner:
 
     async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
         """Raises EngineError: a dead engine is not cured by another sandbox. What it refuses is dropped at once."""
-        reason = ""
+        reason, lost = "", Calls()
         for attempt in range(1, self._retries + 2):
+            meter = _Meter(self._generators[spec.model])
             try:
-                return await self._attempt(spec, attempt)
+                scored = await self._attempt(spec, meter)
+                return replace(scored, rollout=replace(scored.rollout, attempt=attempt, lost=lost))
             except TimeoutError:
                 reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
             except (TaskError, RequestRefused) as error:
-                return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt)
+                return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt, lost + meter.taken)
             except (SandboxError, VerifierError, CaptureError) as error:
                 reason = f"{type(error).__name__}: {error}"
-        return DroppedRollout(spec.id, spec.group_id, spec.task.id, reason, self._retries + 1)
+            lost += meter.taken
+        return DroppedRollout(spec.id, spec.group_id, spec.task.id, reason, self._retries + 1, lost)
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:
             await self._pool.discard(snapshot)
 
-    async def _attempt(self, spec: EpisodeSpec, attempt: int) -> ScoredRollout:
+    async def _attempt(self, spec: EpisodeSpec, generator: Generator) -> ScoredRollout:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
         try:
             async with asyncio.timeout((spec.limits.wall_s + LATE_S) * max(len(spec.task.steps), 1)):
-                scored = await (self._steps(spec, sandbox) if spec.task.steps else self._one(spec, sandbox))
+                play = self._steps if spec.task.steps else self._one
+                return await play(spec, sandbox, generator)
         finally:
             await self._pool.release(sandbox)
-        return replace(scored, rollout=replace(scored.rollout, attempt=attempt))
 
-    async def _one(self, spec: EpisodeSpec, sandbox: Sandbox) -> ScoredRollout:
+    async def _one(self, spec: EpisodeSpec, sandbox: Sandbox, generator: Generator) -> ScoredRollout:
         """One conversation and its verification; before it, if a failure is to be started from again, the snapshot."""
-        rollout = await self._episode(spec, sandbox)
+        rollout = await self._episode(spec, sandbox, generator)
         snapshot = None
         try:
             if spec.keep_snapshot and rollout.stop is not StopReason.sandbox_spoiled:
@@ -115,7 +138,7 @@ class Runner:
             snapshot = None
         return ScoredRollout(replace(rollout, snapshot=snapshot), verdict)
 
-    async def _steps(self, spec: EpisodeSpec, sandbox: Sandbox) -> ScoredRollout:
+    async def _steps(self, spec: EpisodeSpec, sandbox: Sandbox, generator: Generator) -> ScoredRollout:
         """The steps of one task, each with the budget of an episode; the state of the last one is the rollout's."""
         done: list[ScoredRollout] = []
         for task in steps.parts(spec.task):
@@ -126,12 +149,12 @@ class Runner:
                 if not done:
                     raise VerifierError(f"setup.sh of its first step {task.step} failed", task.id)
                 break
-            done.append(await self._one(replace(spec, task=task), sandbox))
+            done.append(await self._one(replace(spec, task=task), sandbox, generator))
             if not steps.goes_on(spec.task, task.step, done[-1].verdict):
                 break
         return joined(spec.task, done)
 
-    async def _episode(self, spec: EpisodeSpec, sandbox: Sandbox) -> Rollout:
+    async def _episode(self, spec: EpisodeSpec, sandbox: Sandbox, generator: Generator) -> Rollout:
         async def check() -> bool:
             (fork,) = await sandbox.fork(1)
             try:
@@ -140,7 +163,7 @@ class Runner:
                 await fork.close()
 
         in_loop = variants.get(spec.harness).checks_on_done > 0
-        return await Episode(spec, self._generators[spec.model], sandbox, self._chat, check if in_loop else None).run()
+        return await Episode(spec, generator, sandbox, self._chat, check if in_loop else None).run()
 
 
 def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:

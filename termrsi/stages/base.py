@@ -28,7 +28,7 @@ from termrsi.ports import (
     Verifier,
     Writer,
 )
-from termrsi.records import DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
+from termrsi.records import Calls, DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
 from termrsi.stages.finished import FinishedRollouts
@@ -204,6 +204,8 @@ class Context:
                     sink.flush()
                     if isinstance(result, DroppedRollout):
                         self.costs.dropped += 1
+                        self._count_calls(result.lost)
+                        await self.keep_costs()
                         tick(f"dropped: {result.reason}")
                         continue
                     self._count(result)
@@ -281,12 +283,16 @@ class Context:
     def _count(self, result: ScoredRollout) -> None:
         rollout, costs = result.rollout, self.costs
         costs.episodes += 1
-        costs.prompt_tokens += rollout.prompt_tokens
-        costs.cached_tokens += rollout.cached_tokens
-        costs.completion_tokens += rollout.completion_tokens
-        costs.cost += rollout.cost
+        own = Calls(rollout.prompt_tokens, rollout.completion_tokens, rollout.cached_tokens, rollout.cost)
+        self._count_calls(own + rollout.lost)
         costs.sandbox_s += rollout.sandbox_s
         costs.verify_s += result.verdict.duration_s
+
+    def _count_calls(self, calls: Calls) -> None:
+        self.costs.prompt_tokens += calls.prompt_tokens
+        self.costs.cached_tokens += calls.cached_tokens
+        self.costs.completion_tokens += calls.completion_tokens
+        self.costs.cost += calls.cost
 
 
 class Rewarder:

@@ -31,7 +31,18 @@ from termrsi.fakes import FakeCritic, FakePolicy, FakeSkill
 from termrsi.harness import variants
 from termrsi.harness.group import RECOVERY_PROMPT
 from termrsi.ports import Sandbox
-from termrsi.records import EpisodeSpec, RecoveryPoint, Routing, Sample, ScoredRollout, Snapshot, TaskSpec, UpdateMetrics
+from termrsi.records import (
+    Completion,
+    EpisodeSpec,
+    RecoveryPoint,
+    Routing,
+    Sample,
+    SamplingParams,
+    ScoredRollout,
+    Snapshot,
+    TaskSpec,
+    UpdateMetrics,
+)
 from termrsi.stages import collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.rollin import TaskStream, specs_of
 from termrsi.stages.rsr.discover import counted, discover, told
@@ -90,9 +101,19 @@ async def test_an_episode_lost_to_the_machine_is_dropped_and_not_a_failure(bench
     await bench.use(FakeSkill(solve=50.0))
     bench.made.pool.world.lost_at |= dict.fromkeys(range(1, 60, 2), 1)
     ctx = bench.ctx("lossy")
+    asked = 0
+    generate = bench.made.generator.generate
+
+    async def counting(prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        nonlocal asked
+        asked += len(prompt_ids)
+        return await generate(prompt_ids, params, prefix_key)
+
+    bench.made.generator.generate = counting
     result = await evaluate.run(ctx, EvaluateConfig(k=4))
     assert ctx.costs.dropped > 0
     assert ctx.costs.dropped + ctx.costs.episodes == 24
+    assert ctx.costs.prompt_tokens == asked, "what was lost cost something, too"
     assert result.summary["mean_at_k"] == 1.0
     assert bench.nothing_is_held()
 

@@ -15,6 +15,7 @@ from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner
 from termrsi.ports import Sandbox
 from termrsi.records import (
+    Calls,
     Completion,
     DroppedRollout,
     EpisodeSpec,
@@ -125,6 +126,30 @@ async def test_after_all_retries_it_is_dropped_and_never_scored_and_its_siblings
     assert all(r.verdict.strict and r.rollout.attempt == 1 for r in results if isinstance(r, ScoredRollout))
     assert bench.world.leases == 6
     assert bench.nothing_is_held()
+
+
+async def test_what_lost_attempts_took_is_told() -> None:
+    """Of one dropped after three attempts, and of one that the second attempt saved: no call is left out of the sum."""
+
+    class Counting(FakeGenerator):
+        taken = Calls()
+
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            got = replace(await super().generate(prompt_ids, params, prefix_key), cost=0.5)
+            self.taken += Calls(len(prompt_ids), len(got.ids), got.cached_tokens, got.cost)
+            return got
+
+    generator = Counting()
+    bench = await Bench(lost_at={2: 1, 3: 2, 4: 1, 5: 2}, concurrency=1, generator=generator).serve(SOLVE)
+    results = await bench.run(specs_of(size=4))
+    (dropped,) = [r for r in results if isinstance(r, DroppedRollout)]
+    (saved,) = [r.rollout for r in results if isinstance(r, ScoredRollout) and r.rollout.attempt == 2]
+    assert dropped.lost.cost == 0.5 * (1 + 2 + 1)
+    assert saved.lost == Calls(saved.prompt_tokens, saved.completion_tokens, saved.cached_tokens, saved.cost)
+    total = dropped.lost
+    for one in (r.rollout for r in results if isinstance(r, ScoredRollout)):
+        total += one.lost + Calls(one.prompt_tokens, one.completion_tokens, one.cached_tokens, one.cost)
+    assert total == generator.taken
 
 
 async def test_a_verifier_that_could_not_run_is_a_machine_fault() -> None:
