@@ -6,7 +6,6 @@ died is a machine fault: its episodes run again on another, the last one's death
 
 import asyncio
 import itertools
-import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from termrsi.harness.chat_generator import ChatGenerator
 from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner, as_finished
 from termrsi.ports import Writer
+from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
 
 
@@ -39,22 +39,30 @@ class RolloutActor:
 
         pool, chat = RemotePool(sandboxes), ChatFormat(AutoTokenizer.from_pretrained(tokenizer))
         players = {role: ChatGenerator(writer, chat) for role, writer in writers.items()}
-        self._runners = [Runner(pool, pool, RayGenerator(g), chat, retries=retries, players=players) for g in generators]
+        engines = [RayGenerator(actor) for actor in generators]
+        self._runners = [Runner(pool, pool, engine, chat, retries=retries, players=players) for engine in engines]
 
     async def ready(self) -> bool:
         return True
 
-    async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
-        # A group's rollouts share a prefix: they go to the engine that holds it.
-        return await self._runners[zlib.crc32(spec.group_id.encode()) % len(self._runners)].run_one(spec)
+    async def run_one(self, spec: EpisodeSpec, engine: int) -> ScoredRollout | DroppedRollout:
+        """`engine`: the index of the generator that the policy's turns are sampled by."""
+        return await self._runners[engine].run_one(spec)
 
 
 class RayRollouts:
-    """`ports.Rollouts` over RolloutActors."""
+    """`ports.Rollouts` over RolloutActors. `router` says which engine holds what an episode begins with."""
 
-    def __init__(self, workers: Sequence[Any], pool: RemotePool, concurrency: int) -> None:  # Any: actor handles
+    def __init__(
+        self,
+        workers: Sequence[Any],  # Any: actor handles
+        pool: RemotePool,
+        router: PrefixRouter,
+        concurrency: int,
+    ) -> None:
         self._workers = list(workers)
         self._pool = pool
+        self._router = router
         self._slots = asyncio.Semaphore(concurrency)  # over all calls of `run`: several groups may be under way at once
         self._turn = itertools.count()
 
@@ -67,11 +75,20 @@ class RayRollouts:
             yield result
 
     async def _run_one(self, spec: EpisodeSpec, turn: int) -> ScoredRollout | DroppedRollout:
+        if spec.model:  # of another model: no engine of ours has a part in it
+            return await self._on_a_worker(spec, turn, 0)
+        engine = self._router.begin(spec.group_id, spec.recovery.group_id if spec.recovery else "")
+        try:
+            return await self._on_a_worker(spec, turn, engine)
+        finally:
+            self._router.end(engine)
+
+    async def _on_a_worker(self, spec: EpisodeSpec, turn: int, engine: int) -> ScoredRollout | DroppedRollout:
         reason = ""
         for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
             try:
-                return await worker.run_one.remote(spec)
+                return await worker.run_one.remote(spec, engine)
             except (EngineError, SandboxError):
                 raise
             except RayActorError as error:
