@@ -180,7 +180,8 @@ class Cluster:
 
     @property
     def rollouts(self) -> RayRollouts:
-        return RayRollouts(self._workers, self.pool, self._router, self._config.sandbox.concurrency)
+        cluster = self._config.cluster
+        return RayRollouts(self._workers, self.pool, self._router, self._config.sandbox.concurrency, cluster.episode_retries)
 
     @property
     def writers(self) -> dict[str, RayWriter]:

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.busy import Busy
+from termrsi.actors.calls import PATIENCE_S, bounded
 from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
@@ -362,7 +363,7 @@ class RayGenerator:
         backoff_s, late_s = BACKOFF_S, time.monotonic() + BACK_AFTER_S
         while True:
             try:
-                return await getattr(self.actor, method).remote(*arguments)
+                return await bounded("generator", getattr(self.actor, method).remote(*arguments), method)
             except ActorUnavailableError as error:  # while Ray starts it again: it takes a call, or says this at once
                 if time.monotonic() > late_s:
                     late = f"the generator actor died, and was not back after {BACK_AFTER_S:.0f} s"
@@ -371,3 +372,5 @@ class RayGenerator:
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             except RayActorError as error:
                 raise EngineError(f"the generator actor died: {error}", "generator") from error
+            except TimeoutError as error:
+                raise EngineError(f"{method} was not done after {PATIENCE_S:.0f} s", "generator") from error

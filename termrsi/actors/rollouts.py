@@ -1,7 +1,7 @@
 """Rollout workers: each hosts a `harness.runner.Runner` over remote sandboxes and the remote generator.
 
 The client spreads episodes over the workers, at most `concurrency` in flight, and yields results as they finish. A worker that
-died is a machine fault: its episodes run again on another, the last one's death ends the run.
+died, or whose episode never ends, is a machine fault: its episodes run again on another, the last one's death ends the run.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from termrsi.actors.calls import PATIENCE_S, bounded
 from termrsi.actors.generator import RayGenerator
 from termrsi.actors.sandboxes import RemotePool
-from termrsi.errors import EngineError, SandboxError
+from termrsi.errors import EngineError
 from termrsi.harness.chat_generator import ChatGenerator
 from termrsi.harness.render import ChatFormat
-from termrsi.harness.runner import Runner, as_finished
+from termrsi.harness.runner import Runner, as_finished, longest_s
 from termrsi.ports import Writer
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
@@ -59,10 +60,12 @@ class RayRollouts:
         pool: RemotePool,
         router: PrefixRouter,
         concurrency: int,
+        retries: int,
     ) -> None:
         self._workers = list(workers)
         self._pool = pool
         self._router = router
+        self._retries = retries
         self._slots = asyncio.Semaphore(concurrency)  # over all calls of `run`: several groups may be under way at once
         self._turn = itertools.count()
 
@@ -85,14 +88,17 @@ class RayRollouts:
 
     async def _on_a_worker(self, spec: EpisodeSpec, turn: int, engine: int) -> ScoredRollout | DroppedRollout:
         reason = ""
+        patience_s = (self._retries + 1) * longest_s(spec) + PATIENCE_S  # beyond its attempts it waits for sandboxes
         for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
+            call = worker.run_one.remote(spec, engine)
             try:
-                return await worker.run_one.remote(spec, engine)
-            except (EngineError, SandboxError):
-                raise
+                return await bounded("rollout worker", call, f"episode {spec.id}", patience_s=patience_s)
             except RayActorError as error:
                 reason = str(error)
+            except TimeoutError:
+                reason = f"one did not end episode {spec.id} in {patience_s:.0f} s"
+                ray.kill(worker)
         raise EngineError(f"every rollout worker has died: {reason}", "rollouts", "see the logs in /tmp/ray/session_latest")
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
