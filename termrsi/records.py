@@ -258,6 +258,7 @@ class RecoveryPoint:
     num_turns: int
     born_step: int = 0
     commands: tuple[str, ...] = ()
+    group_id: str = ""  # of the failed rollout: its engine has the history cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,55 @@
-"""Calls to actors whose death ends the run, told in one line instead of a traceback."""
+"""Calls to actors: whose death ends the run is told in one line instead of a traceback, and no call is waited for without end."""
 
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable
 from typing import Any
 
 from ray.exceptions import RayActorError
 
 from termrsi.errors import EngineError
 
+LATE_S = 600.0  # told then, and each time so much later
+PATIENCE_S = 7200.0  # a step of a large model takes minutes: what is not done by then never will be
+NO_END = math.inf  # for a call that waits for others, whose own waits end
+_LOG = logging.getLogger(__name__)
 
-async def ask(name: str, actor: Any, method: str, *arguments: object) -> Any:  # Any: actor handles and results are untyped
-    """The actor's answer; errors of ours arrive as what they are. Raises EngineError if its process has died."""
-    return await alive(name, getattr(actor, method).remote(*arguments))
+
+async def ask(name: str, actor: Any, method: str, *arguments: object, patience_s: float = PATIENCE_S) -> Any:
+    """The actor's answer; errors of ours arrive as what they are. Raises EngineError if its process has died, or has hung.
+
+    (Any: actor handles and results are untyped, here and below.)
+    """
+    return await alive(name, getattr(actor, method).remote(*arguments), method, patience_s=patience_s)
 
 
-async def alive(name: str, reference: Any) -> Any:  # Any: see ask
+async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, patience_s: float = PATIENCE_S) -> Any:
+    """One call's answer. Raises EngineError, see `ask`."""
     try:
-        return await reference
+        return await bounded(name, reference, what, patience_s=patience_s)
+    except TimeoutError as error:
+        raise EngineError(
+            f"{what} was not done after {patience_s:.0f} s", name, "`ray stack` shows where its process waits"
+        ) from error
     except RayActorError as error:
         cure = "the kernel's log says if memory ran out; the same command goes on from what is finished"
         raise EngineError(f"its process died: {str(error).splitlines()[0]}", name, cure) from error
+
+
+async def bounded(name: str, reference: Awaitable[Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
+    """One call's answer, or what it raises. What is late is named every LATE_S. Raises TimeoutError after `patience_s`."""
+    call = asyncio.ensure_future(reference)
+    waited_s = 0.0
+    try:
+        while True:
+            step_s = min(LATE_S, patience_s - waited_s)
+            done, _ = await asyncio.wait({call}, timeout=step_s)
+            if done:
+                return call.result()
+            waited_s += step_s
+            if waited_s >= patience_s:
+                raise TimeoutError
+            _LOG.warning("%s: %s has not been done for %.0f s", name, what, waited_s)
+    finally:
+        call.cancel()

@@ -8,14 +8,15 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
+from termrsi.actors.engines import Engines
+from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
@@ -23,6 +24,7 @@ from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
 from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
+from termrsi.queues.prefix_router import PrefixRouter
 
 START_S = 600.0
 STOP_S = 30.0
@@ -52,7 +54,9 @@ class Cluster:
         self._state_dir = state_dir
         self._own_ray = False
         self._sandboxes: Any = None  # Any: Ray's actor handles are untyped, here and below
-        self._generator: Any = None
+        self._generators: list[Any] = []
+        self._router = PrefixRouter(config.cluster.generators, config.model.max_num_seqs // 4)
+        self._engines: Engines | None = None
         self._policy: Any = None
         self._critic: Any = None
         self._reference: Any = None
@@ -92,9 +96,13 @@ class Cluster:
             routing_replay=config.model.routing_replay,
             extra=dict(config.model.engine),
         )
-        self._generator = GeneratorActor.options(num_cpus=1, num_gpus=config.cluster.gpus_generator, **heavy).remote(
-            self._model, options
-        )
+        restarts = config.cluster.generator_restarts
+        self._generators = [
+            GeneratorActor.options(
+                num_cpus=1, num_gpus=config.cluster.gpus_generator, max_restarts=restarts, max_task_retries=0, **heavy
+            ).remote(self._model, options)
+            for _ in range(config.cluster.generators)
+        ]
         self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(self._model, config.model)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
@@ -102,12 +110,14 @@ class Cluster:
             self._writers = WritersActor.options(num_cpus=0.1, **heavy).remote(self._make_writers, self._keys)
         self._workers = [
             RolloutActor.options(num_cpus=0.1, **heavy).remote(
-                self._model, self._sandboxes, [self._generator], config.cluster.episode_retries, self.writers
+                self._model, self._sandboxes, self._generators, config.cluster.episode_retries, self.writers
             )
             for _ in range(config.cluster.rollout_workers)
         ]
-        actors = [self._sandboxes, self._generator, self._policy, self._queue, self._buffer, *self._workers]
+        actors = [self._sandboxes, *self._generators, self._policy, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers])
+        self._engines = Engines(self._generators, self._router, restarts)
+        self._engines.watch()
 
     def connect(self) -> None:
         """Start or join Ray. Raises ConfigError if it cannot be reached."""
@@ -151,8 +161,10 @@ class Cluster:
         return RemotePool(self._sandboxes)
 
     @property
-    def generator(self) -> RayGenerator:
-        return RayGenerator(self._generator)
+    def generator(self) -> Engines:
+        """After `start`."""
+        assert self._engines is not None
+        return self._engines
 
     @property
     def policy(self) -> RayPolicy:
@@ -168,7 +180,8 @@ class Cluster:
 
     @property
     def rollouts(self) -> RayRollouts:
-        return RayRollouts(self._workers, self.pool, self._config.sandbox.concurrency)
+        cluster = self._config.cluster
+        return RayRollouts(self._workers, self.pool, self._router, self._config.sandbox.concurrency, cluster.episode_retries)
 
     @property
     def writers(self) -> dict[str, RayWriter]:
@@ -214,16 +227,23 @@ class Cluster:
         self._workers = []
         await _bounded("endpoints", self._writers and self._writers.close.remote())
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
-        await _bounded("generator", self._generator and self._generator.close.remote())
+        if self._engines is not None:
+            await self._engines.close()
+        await _bounded("generators", _all([generator.close.remote() for generator in self._generators]))
         others = (self._policy, self._critic, self._reference, self._queue, self._buffer, self._writers)
-        for actor in (self._sandboxes, self._generator, *others):
+        for actor in (self._sandboxes, *self._generators, *others):
             if actor is not None:
                 _kill(actor)
-        self._sandboxes = self._generator = self._policy = self._critic = self._reference = self._queue = self._buffer = None
+        self._generators, self._engines = [], None
+        self._sandboxes = self._policy = self._critic = self._reference = self._queue = self._buffer = None
         self._writers = None
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False
+
+
+async def _all(calls: Sequence[Awaitable[None]]) -> None:
+    await asyncio.gather(*calls)
 
 
 async def _bounded(what: str, call: Awaitable[None] | None) -> None:

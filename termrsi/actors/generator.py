@@ -5,26 +5,31 @@ bounded by its `max_tokens`), loads, proves that the engine's weights are the le
 """
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.busy import Busy
+from termrsi.actors.calls import PATIENCE_S, bounded
 from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
+BACK_AFTER_S = 600.0  # at the latest an engine is there again: its pause, its start, its weights
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0  # of a caller meanwhile: doubled each time
 SHARED_PREFIX = "termrsi-weights-"  # then the pid of the owner, so that what it left can be told
 _PROBE = "termrsi.actors.engine_probe.WeightProbe"
 _ROUTING_PROBE = "termrsi.actors.expert_capture.RoutingProbe"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class EngineOptions:
     enforce_eager: bool = False
     threads: int = 2  # CPU only
     routing_replay: bool = False
+    restart_pause_s: float = 5.0  # before an engine is started again: what ended it, such as a want of memory, may pass
     extra: dict[str, object] = field(default_factory=dict)
 
 
@@ -106,12 +112,14 @@ class Engine:
             raise EngineError(f"vLLM did not start: {error}", model, "see the log of the engine process above") from error
         self._routing = RoutingSource(self._llm.collective_rpc, by_extension=on_cpu) if options.routing_replay else None
         self.version = 0
+        self.dead = False  # the engine's own process: nothing more comes from here
         self._requests = 0
         self._running = 0
         self._gate = asyncio.Event()  # closed while weights are loaded
         self._gate.set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._loading = asyncio.Lock()
         self.stats = {"requests": 0.0, "prompt_tokens": 0.0, "cached_tokens": 0.0, "completion_tokens": 0.0}
         self.busy = Busy()
 
@@ -166,6 +174,7 @@ class Engine:
             async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt_ids), sampling, request_id):
                 last = output
         except (EngineDeadError, EngineGenerateError) as error:
+            self.dead = isinstance(error, EngineDeadError)
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
         except (VLLMValidationError, ValueError) as error:
             raise refusal(error, len(prompt_ids), self._llm.model_config.max_model_len) from error
@@ -184,6 +193,10 @@ class Engine:
 
     async def load(self, packed: dict, version: int) -> dict[str, float]:
         """Serve these weights (`weights.PackedState`); raises WeightsError if the engine's differ, and serves nothing more then."""
+        async with self._loading:
+            return await self._load(packed, version)
+
+    async def _load(self, packed: dict, version: int) -> dict[str, float]:
         from termrsi import weights
         from termrsi.actors.engine_probe import canonical
 
@@ -210,15 +223,27 @@ class Engine:
         await self._reload(directory, version)
         self._gate.set()
 
+    def hold(self) -> None:
+        """New requests wait until weights have been loaded, or `go_on`."""
+        self._gate.clear()
+
+    def go_on(self) -> None:
+        self._gate.set()
+
     async def _stop_generation(self) -> None:
         """New requests wait at the gate, those in flight end by themselves."""
         self._gate.clear()
         await self._idle.wait()
 
     async def _reload(self, directory: str, version: int) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         try:
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
             await self._llm.reset_prefix_cache()
+        except EngineDeadError as error:
+            self.dead = True
+            raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
         except RuntimeError as error:
             raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
         self.version = version
@@ -255,24 +280,50 @@ def reap() -> list[str]:
     return removed
 
 
-@ray.remote(max_restarts=0)
+@ray.remote
 class GeneratorActor:
-    """Hosts one Engine. Consumes `generate` calls and `pull`s; ends with `close` or with the actor."""
+    """Hosts one Engine. Consumes `generate` calls and `pull`s; ends with `close`, with its engine, or with the actor.
 
-    def __init__(self, model: str, options: EngineOptions) -> None:
-        self._engine = Engine(model, options)
+    Started again after a death it serves nothing until its owner has it `pull` the newest weights, or `go_on` with its first ones.
+    """
+
+    def __init__(self, model: str, options: EngineOptions, make: Callable[[str, EngineOptions], Engine] = Engine) -> None:
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again:
+            time.sleep(options.restart_pause_s)
+        self._engine = make(model, options)
+        self._holds = ""  # checksum of the weights that were pulled last
+        if again:
+            self._engine.hold()
 
     async def ready(self) -> bool:
         return True
 
+    async def life(self) -> None:
+        """Waits for nothing: a caller learns from its end that this process has died."""
+        await asyncio.Event().wait()
+
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str) -> Completion:
-        return await self._engine.generate(prompt_ids, params, prefix_key)
+        try:
+            return await self._engine.generate(prompt_ids, params, prefix_key)
+        finally:
+            self._end_if_dead()
 
     async def pull(self, weights: WeightsVersion) -> dict[str, float]:
+        if self._holds == weights.checksum:
+            return {}
         start_s = time.monotonic()
         packed = await weights.handle[0]  # type: ignore[index]  # a list of one object reference, made by actors.model_host
         fetched_s = time.monotonic() - start_s
-        return {"fetch_s": fetched_s, **await self._engine.load(packed, weights.version)}
+        try:
+            took = await self._engine.load(packed, weights.version)
+        finally:
+            self._end_if_dead()
+        self._holds = weights.checksum
+        return {"fetch_s": fetched_s, **took}
+
+    async def go_on(self) -> None:
+        self._engine.go_on()
 
     async def stats(self) -> dict[str, float]:
         return {**self._engine.stats, "busy_s": self._engine.busy.seconds, "version": float(self._engine.version)}
@@ -280,24 +331,46 @@ class GeneratorActor:
     async def close(self) -> None:
         self._engine.close()
 
+    def _end_if_dead(self) -> None:
+        """A process whose engine is gone can only be started again: Ray does that for one that ends so."""
+        if self._engine.dead:
+            _LOG.error("the engine's process is dead: this one ends, too")
+            os._exit(1)
+
 
 class RayGenerator:
-    """`ports.Generator` over a GeneratorActor."""
+    """`ports.Generator` over one GeneratorActor.
+
+    What was asked of one that died is asked again, of its next life: a completion depends on its prompt, seed and weights alone.
+    """
 
     def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
         self.actor = actor
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-        try:
-            return await self.actor.generate.remote(prompt_ids, params, prefix_key)
-        except RayActorError as error:
-            raise EngineError(f"the generator actor died: {error}", "generator") from error
+        """Raises EngineError once the engine has died for good, RequestRefused, CaptureError."""
+        return await self._ask("generate", prompt_ids, params, prefix_key)
 
     async def pull(self, weights: WeightsVersion) -> None:
-        try:
-            await self.actor.pull.remote(weights)
-        except RayActorError as error:
-            raise EngineError(f"the generator actor died: {error}", "generator") from error
+        """Raises EngineError, WeightsError."""
+        await self._ask("pull", weights)
 
-    async def stats(self) -> dict[str, float]:
-        return await self.actor.stats.remote()
+    async def go_on(self) -> None:
+        """Of one that came back before any pull. Raises EngineError."""
+        await self._ask("go_on")
+
+    async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
+        backoff_s, late_s = BACKOFF_S, time.monotonic() + BACK_AFTER_S
+        while True:
+            try:
+                return await bounded("generator", getattr(self.actor, method).remote(*arguments), method)
+            except ActorUnavailableError as error:  # while Ray starts it again: it takes a call, or says this at once
+                if time.monotonic() > late_s:
+                    late = f"the generator actor died, and was not back after {BACK_AFTER_S:.0f} s"
+                    raise EngineError(late, "generator") from error
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            except RayActorError as error:
+                raise EngineError(f"the generator actor died: {error}", "generator") from error
+            except TimeoutError as error:
+                raise EngineError(f"{method} was not done after {PATIENCE_S:.0f} s", "generator") from error

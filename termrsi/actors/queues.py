@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from termrsi.actors.calls import ask
+from termrsi.actors.calls import NO_END, ask
 from termrsi.queues.recovery import RecoveryQueue
 from termrsi.queues.store import GroupStore
 from termrsi.records import FinishedGroup, RecoveryPoint, ScoredRollout
@@ -102,7 +102,7 @@ class RayGroupStore:
         await ask("group buffer", self.actor, "reset", batch_groups, max_staleness)
 
     async def admit(self, group_id: str) -> None:
-        await ask("group buffer", self.actor, "admit", group_id)
+        await ask("group buffer", self.actor, "admit", group_id, patience_s=NO_END)
 
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
         await ask("group buffer", self.actor, "put", group_id, list(rollouts))
@@ -111,7 +111,7 @@ class RayGroupStore:
         await ask("group buffer", self.actor, "drop", group_id)
 
     async def take(self) -> list[FinishedGroup]:
-        return await ask("group buffer", self.actor, "take")
+        return await ask("group buffer", self.actor, "take", patience_s=NO_END)
 
     async def trained(self) -> None:
         await ask("group buffer", self.actor, "trained")

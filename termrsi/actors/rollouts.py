@@ -1,25 +1,26 @@
 """Rollout workers: each hosts a `harness.runner.Runner` over remote sandboxes and the remote generator.
 
 The client spreads episodes over the workers, at most `concurrency` in flight, and yields results as they finish. A worker that
-died is a machine fault: its episodes run again on another, the last one's death ends the run.
+died, or whose episode never ends, is a machine fault: its episodes run again on another, the last one's death ends the run.
 """
 
 import asyncio
 import itertools
-import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
+from termrsi.actors.calls import PATIENCE_S, bounded
 from termrsi.actors.generator import RayGenerator
 from termrsi.actors.sandboxes import RemotePool
-from termrsi.errors import EngineError, SandboxError
+from termrsi.errors import EngineError
 from termrsi.harness.chat_generator import ChatGenerator
 from termrsi.harness.render import ChatFormat
-from termrsi.harness.runner import Runner, as_finished
+from termrsi.harness.runner import Runner, as_finished, longest_s
 from termrsi.ports import Writer
+from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
 
 
@@ -39,22 +40,32 @@ class RolloutActor:
 
         pool, chat = RemotePool(sandboxes), ChatFormat(AutoTokenizer.from_pretrained(tokenizer))
         players = {role: ChatGenerator(writer, chat) for role, writer in writers.items()}
-        self._runners = [Runner(pool, pool, RayGenerator(g), chat, retries=retries, players=players) for g in generators]
+        engines = [RayGenerator(actor) for actor in generators]
+        self._runners = [Runner(pool, pool, engine, chat, retries=retries, players=players) for engine in engines]
 
     async def ready(self) -> bool:
         return True
 
-    async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
-        # A group's rollouts share a prefix: they go to the engine that holds it.
-        return await self._runners[zlib.crc32(spec.group_id.encode()) % len(self._runners)].run_one(spec)
+    async def run_one(self, spec: EpisodeSpec, engine: int) -> ScoredRollout | DroppedRollout:
+        """`engine`: the index of the generator that the policy's turns are sampled by."""
+        return await self._runners[engine].run_one(spec)
 
 
 class RayRollouts:
-    """`ports.Rollouts` over RolloutActors."""
+    """`ports.Rollouts` over RolloutActors. `router` says which engine holds what an episode begins with."""
 
-    def __init__(self, workers: Sequence[Any], pool: RemotePool, concurrency: int) -> None:  # Any: actor handles
+    def __init__(
+        self,
+        workers: Sequence[Any],  # Any: actor handles
+        pool: RemotePool,
+        router: PrefixRouter,
+        concurrency: int,
+        retries: int,
+    ) -> None:
         self._workers = list(workers)
         self._pool = pool
+        self._router = router
+        self._retries = retries
         self._slots = asyncio.Semaphore(concurrency)  # over all calls of `run`: several groups may be under way at once
         self._turn = itertools.count()
 
@@ -67,15 +78,27 @@ class RayRollouts:
             yield result
 
     async def _run_one(self, spec: EpisodeSpec, turn: int) -> ScoredRollout | DroppedRollout:
+        if spec.model:  # of another model: no engine of ours has a part in it
+            return await self._on_a_worker(spec, turn, 0)
+        engine = self._router.begin(spec.group_id, spec.recovery.group_id if spec.recovery else "")
+        try:
+            return await self._on_a_worker(spec, turn, engine)
+        finally:
+            self._router.end(engine)
+
+    async def _on_a_worker(self, spec: EpisodeSpec, turn: int, engine: int) -> ScoredRollout | DroppedRollout:
         reason = ""
+        patience_s = (self._retries + 1) * longest_s(spec) + PATIENCE_S  # beyond its attempts it waits for sandboxes
         for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
+            call = worker.run_one.remote(spec, engine)
             try:
-                return await worker.run_one.remote(spec)
-            except (EngineError, SandboxError):
-                raise
+                return await bounded("rollout worker", call, f"episode {spec.id}", patience_s=patience_s)
             except RayActorError as error:
                 reason = str(error)
+            except TimeoutError:
+                reason = f"one did not end episode {spec.id} in {patience_s:.0f} s"
+                ray.kill(worker)
         raise EngineError(f"every rollout worker has died: {reason}", "rollouts", "see the logs in /tmp/ray/session_latest")
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:

@@ -128,13 +128,15 @@ class ClusterConfig:
     num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
     object_store_mb: int = 2000
     rollout_workers: int = 1
-    gpus_generator: float = 0.0
+    generators: int = 1  # engines; an episode goes to the one that holds its prefix
+    generator_restarts: int = 2  # of each engine's process, after a death
+    gpus_generator: float = 0.0  # of each engine
     gpus_learner: float = 0.0
     episode_retries: int = 2  # fresh sandboxes for an episode that lost its own to a machine fault
 
     def __post_init__(self) -> None:
-        at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
-        at_least("cluster", 0, episode_retries=self.episode_retries)
+        at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus, generators=self.generators)
+        at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -114,7 +114,7 @@ class Runner:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
         try:
-            async with asyncio.timeout((spec.limits.wall_s + LATE_S) * max(len(spec.task.steps), 1)):
+            async with asyncio.timeout(longest_s(spec)):
                 play = self._steps if spec.task.steps else self._one
                 return await play(spec, sandbox, generator)
         finally:
@@ -164,6 +164,11 @@ class Runner:
 
         in_loop = variants.get(spec.harness).checks_on_done > 0
         return await Episode(spec, generator, sandbox, self._chat, check if in_loop else None).run()
+
+
+def longest_s(spec: EpisodeSpec) -> float:
+    """Of one attempt, once it has its sandbox."""
+    return (spec.limits.wall_s + LATE_S) * max(len(spec.task.steps), 1)
 
 
 def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:

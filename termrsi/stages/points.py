@@ -31,4 +31,5 @@ def point_of(scored: ScoredRollout, task: TaskSpec, step: int) -> RecoveryPoint:
         num_turns=len(rollout.turns),
         born_step=step,
         commands=tuple(t.command for t in rollout.turns if t.command),
+        group_id=rollout.group_id,
     )

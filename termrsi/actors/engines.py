@@ -1,0 +1,102 @@
+"""The engines of a run behind one client: requests where they fit, all engines at one version, a dead one started again.
+
+Ray starts an engine's process again after a death, a bounded number of times. It comes back with the weights that it was first
+started with and serves nothing until the newest are pulled, which its watcher here sees to. A watcher waits for the end of its
+engine's process and for nothing else; `close` ends it.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from termrsi.actors.generator import RayGenerator
+from termrsi.errors import EngineError, WeightsError
+from termrsi.queues.prefix_router import PrefixRouter
+from termrsi.records import Completion, SamplingParams, WeightsVersion
+
+_LOG = logging.getLogger(__name__)
+
+
+class Engines:
+    """`ports.Generator` over all GeneratorActors of a run. `router`: shared with whoever sends episodes to them."""
+
+    def __init__(self, actors: Sequence[Any], router: PrefixRouter, restarts: int) -> None:  # Any: Ray's actor handles are untyped
+        self._actors = list(actors)
+        self._engines = [RayGenerator(actor) for actor in actors]
+        self._router = router
+        self._restarts = restarts
+        self._newest: WeightsVersion | None = None  # held here: an engine that comes back needs it
+        self._watchers: list[asyncio.Task[None]] = []
+        self._told: list[Counter[str]] = [Counter() for _ in actors]  # what each said last of its own life
+        self._before: Counter[str] = Counter()  # of lives that are over, as far as they were told
+
+    def watch(self) -> None:
+        self._watchers = [asyncio.ensure_future(self._watch(i)) for i in range(len(self._actors))]
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        """See RayGenerator."""
+        engine = self._router.begin(prefix_key)
+        try:
+            return await self._engines[engine].generate(prompt_ids, params, prefix_key)
+        finally:
+            self._router.end(engine)
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        """All engines, at once. Raises EngineError if one has died for good, WeightsError if one's weights differ."""
+        self._newest = weights
+        await asyncio.gather(*(engine.pull(weights) for engine in self._engines))
+
+    async def stats(self) -> dict[str, float]:
+        """Sums over the engines, of all their lives; `busy_s` is their mean, `version` the lowest."""
+        found = await asyncio.gather(*(actor.stats.remote() for actor in self._actors), return_exceptions=True)
+        for i, one in enumerate(found):
+            if isinstance(one, RayActorError):  # between two lives: what it said last stands
+                continue
+            if isinstance(one, BaseException):
+                raise one
+            self._told[i] = Counter(one)
+        total: Counter[str] = Counter()
+        for one in (self._before, *self._told):
+            total.update(one)
+        lowest = min(told["version"] for told in self._told)
+        return {**total, "busy_s": total["busy_s"] / len(self._actors), "version": lowest}
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers = []
+
+    async def _watch(self, i: int) -> None:
+        deaths = 0
+        while True:
+            try:
+                await self._actors[i].life.remote()
+            except ActorUnavailableError as error:
+                deaths += 1
+                _LOG.warning("generator %d: %s; started again, time %d of %d", i, _first(error), deaths, self._restarts)
+                ended, self._told[i] = self._told[i], Counter()
+                del ended["version"]
+                self._before.update(ended)
+                await self._catch_up(i)
+            except RayActorError:  # for good: whoever asks next is told
+                return
+
+    async def _catch_up(self, i: int) -> None:
+        """The newest weights to an engine that came back. One that cannot have them is ended: nobody then waits for it in vain."""
+        try:
+            await (self._engines[i].go_on() if self._newest is None else self._engines[i].pull(self._newest))
+        except (EngineError, WeightsError) as error:
+            _LOG.error("generator %d came back without its weights: %s", i, _first(error))
+            ray.kill(self._actors[i])
+
+
+def _first(error: Exception) -> str:
+    """One line: an error of ours that crossed Ray has a traceback for its text, and itself for its cause."""
+    error = getattr(error, "cause", None) or error
+    return (str(error).splitlines() or [type(error).__name__])[0]
