@@ -1,4 +1,4 @@
-"""A model's `config.json` as counts: parameters, what one token uses of them, cache and kept activations of a token. Counts are ours.
+"""A model's `config.json` as counts: parameters, what one token uses of them, cache and kept activations of a token (ours).
 
 The counts are those of transformers' modules: each family here is compared with the module itself, parameter by parameter.
 Letters: h hidden size, a heads x head size, k key-value heads x head size, i inner size of an MLP.
@@ -14,14 +14,25 @@ from termrsi.errors import ConfigError
 
 Fields = Mapping[str, Any]  # Any: parsed JSON
 
+EMBEDDED: Fields = {  # SmolLM2-135M-Instruct: its config.json is made with its weights, at the first run
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer. `experts`: parameters of all routed experts, included in `parameters`; `routed`: the share of them that a token uses.
+    """One layer. `experts`: parameters of all routed experts, part of `parameters`; `routed`: the share of them that a token uses.
 
     `kv_bytes`: of a token in a bf16 cache. `state_bytes`: of a sequence, whatever its length (linear attention, float32).
-    `attention`: a, which the cost of looking back grows with; 0 where attention is linear. `kept_bytes`: what the backward pass keeps
-    of a token in bf16, an estimate that follows the modules' code (norms compute in float32).
+    `attention`: a, which the cost of looking back grows with; 0 where attention is linear. `kept_bytes`: what the backward pass
+    keeps of a token in bf16, an estimate that follows the modules' code (norms compute in float32).
     """
 
     parameters: int

@@ -125,6 +125,7 @@ def test_the_embedded_model() -> None:
     with safe_open(directory / "model.safetensors", "pt") as file:
         weights = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - no mapping
     assert shapes.load(directory).parameters == weights == 134_515_008
+    assert shapes.load(directory) == shapes.of(shapes.EMBEDDED)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
