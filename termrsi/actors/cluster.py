@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
+from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
@@ -52,7 +53,7 @@ class Cluster:
         self._state_dir = state_dir
         self._own_ray = False
         self._sandboxes: Any = None  # Any: Ray's actor handles are untyped, here and below
-        self._generator: Any = None
+        self._generators: list[Any] = []
         self._policy: Any = None
         self._critic: Any = None
         self._reference: Any = None
@@ -60,11 +61,14 @@ class Cluster:
         self._buffer: Any = None
         self._writers: Any = None
         self._workers: list[Any] = []
+        self._place = Placement(config)
 
     async def start(self) -> None:
-        """Raises EngineError if an actor does not start."""
-        config, heavy = self._config, {"max_concurrency": 1000}
-        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy).remote(
+        """Raises EngineError if an actor does not start, ConfigError if the cluster has no room for all of them."""
+        config, heavy, at = self._config, {"max_concurrency": 1000}, self._place.options
+        await self._place.reserve()
+        stands = {**self._place.sandbox_resources(), **at("sandboxes")}
+        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy, **stands).remote(
             SandboxOptions(
                 backend=config.sandbox.backend,
                 concurrency=config.sandbox.concurrency,
@@ -92,21 +96,25 @@ class Cluster:
             routing_replay=config.model.routing_replay,
             extra=dict(config.model.engine),
         )
-        self._generator = GeneratorActor.options(num_cpus=1, num_gpus=config.cluster.gpus_generator, **heavy).remote(
-            self._model, options
+        gpus = config.cluster.gpus_generator
+        self._generators = [
+            GeneratorActor.options(num_cpus=1, num_gpus=gpus, **heavy, **at("generator", k)).remote(self._model, options)
+            for k in range(config.cluster.generators)
+        ]
+        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner, **at("policy")).remote(
+            self._model, config.model
         )
-        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(self._model, config.model)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         if config.roles:
             self._writers = WritersActor.options(num_cpus=0.1, **heavy).remote(self._make_writers, self._keys)
         self._workers = [
-            RolloutActor.options(num_cpus=0.1, **heavy).remote(
-                self._model, self._sandboxes, [self._generator], config.cluster.episode_retries, self.writers
+            RolloutActor.options(num_cpus=0.1, **heavy, **at("rollouts", k)).remote(
+                self._model, self._sandboxes, self._generators, config.cluster.episode_retries, self.writers
             )
-            for _ in range(config.cluster.rollout_workers)
+            for k in range(config.cluster.rollout_workers)
         ]
-        actors = [self._sandboxes, self._generator, self._policy, self._queue, self._buffer, *self._workers]
+        actors = [self._sandboxes, *self._generators, self._policy, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers])
 
     def connect(self) -> None:
@@ -152,7 +160,7 @@ class Cluster:
 
     @property
     def generator(self) -> RayGenerator:
-        return RayGenerator(self._generator)
+        return RayGenerator(*self._generators)
 
     @property
     def policy(self) -> RayPolicy:
@@ -178,7 +186,8 @@ class Cluster:
     async def open_critic(self) -> RayCritic:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
-        self._critic = CriticActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+        gpus = self._config.cluster.gpus_learner
+        self._critic = CriticActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("critic")).remote(
             self._model, self._config.model
         )
         await self._ready([self._critic])
@@ -192,7 +201,8 @@ class Cluster:
     async def open_reference(self) -> RayPolicy:
         """A policy host that no stage updates."""
         await self.close_reference()
-        self._reference = PolicyActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+        gpus = self._config.cluster.gpus_learner
+        self._reference = PolicyActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("reference")).remote(
             self._model, self._config.model
         )
         await self._ready([self._reference])
@@ -214,13 +224,14 @@ class Cluster:
         self._workers = []
         await _bounded("endpoints", self._writers and self._writers.close.remote())
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
-        await _bounded("generator", self._generator and self._generator.close.remote())
+        await asyncio.gather(*[_bounded("generator", one.close.remote()) for one in self._generators])
         others = (self._policy, self._critic, self._reference, self._queue, self._buffer, self._writers)
-        for actor in (self._sandboxes, self._generator, *others):
+        for actor in (self._sandboxes, *self._generators, *others):
             if actor is not None:
                 _kill(actor)
-        self._sandboxes = self._generator = self._policy = self._critic = self._reference = self._queue = self._buffer = None
-        self._writers = None
+        self._sandboxes = self._policy = self._critic = self._reference = self._queue = self._buffer = None
+        self._generators, self._writers = [], None
+        self._place.release()
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,22 +283,29 @@ class GeneratorActor:
 
 
 class RayGenerator:
-    """`ports.Generator` over a GeneratorActor."""
+    """`ports.Generator` over GeneratorActors: requests that begin alike go to one of them, weights to all."""
 
-    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
-        self.actor = actor
+    def __init__(self, *actors: Any) -> None:  # Any: Ray's actor handles are untyped
+        self._actors = actors
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        actor = self._actors[zlib.crc32(prefix_key.encode()) % len(self._actors)]
         try:
-            return await self.actor.generate.remote(prompt_ids, params, prefix_key)
+            return await actor.generate.remote(prompt_ids, params, prefix_key)
         except RayActorError as error:
             raise EngineError(f"the generator actor died: {error}", "generator") from error
 
     async def pull(self, weights: WeightsVersion) -> None:
         try:
-            await self.actor.pull.remote(weights)
+            await asyncio.gather(*[actor.pull.remote(weights) for actor in self._actors])
         except RayActorError as error:
             raise EngineError(f"the generator actor died: {error}", "generator") from error
 
     async def stats(self) -> dict[str, float]:
-        return await self.actor.stats.remote()
+        return together(await asyncio.gather(*[actor.stats.remote() for actor in self._actors]))
+
+
+def together(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of several engines as one: sums, but the mean of their seconds at work, and the oldest of their versions."""
+    whole = {key: sum(one[key] for one in stats) for key in stats[0]}
+    return whole | {"busy_s": whole["busy_s"] / len(stats), "version": min(one["version"] for one in stats)}

@@ -1,10 +1,11 @@
 """Ray placement groups by role: what `sizing.layout` lays out, reserved before any actor starts.
 
-Reserved all together or not at all: a critic that a later stage opens finds its place kept. Where `cluster.nodes` says nothing there
-is no group, and actors are placed by Ray as they ask.
+Reserved all together or not at all: a critic that a later stage opens finds its place kept. Where `cluster.nodes` says nothing
+there is no group, and actors are placed by Ray as they ask.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -73,7 +74,7 @@ def bundles(group: Group, sandbox_resource: str) -> list[dict[str, float]]:
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in asked]
 
 
-def shortage(groups: tuple[Group, ...], sandbox_resource: str, there: dict[str, float]) -> str:
+def shortage(groups: tuple[Group, ...], sandbox_resource: str, there: Mapping[str, float]) -> str:
     """The first resource that the cluster as a whole has too little of, with the arithmetic; "" if there is none."""
     asked: dict[str, dict[str, float]] = {}
     for group in groups:
