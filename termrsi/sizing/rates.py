@@ -1,11 +1,11 @@
 """Seconds from hardware figures: a decoding step, a prompt, an update, weights on their way. None of it was measured on a GPU.
 
 Where a figure comes from stands in `SOURCES`. The laws are ours, in their simplest form: a decoding step reads weights and cache
-once or computes two operations for each active weight and token, whichever takes longer; learning is its operations over what a GPU is
-assumed to reach. Peaks are of one GPU.
+once or computes two operations for each active weight and token, whichever takes longer; learning is its operations over what a GPU
+is assumed to reach. Peaks are of one GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from termrsi.sizing.shapes import ModelShape
@@ -37,25 +37,29 @@ SOURCES = {
 }
 
 
-def read_bytes(shape: ModelShape, batch: int) -> float:
-    """Of weights in bf16 that one decoding step of `batch` sequences reads: experts as far as some token is sent to them."""
-    idle = sum(block.experts * (1.0 - block.routed) ** batch for block in shape.blocks if block.experts)
-    return 2.0 * (shape.parameters - (0 if shape.tied else shape.embedding) - idle)
+def step_s(shape: ModelShape, rates: Rates, gpus: int) -> Callable[[int, float], float]:
+    """Of an engine of `gpus`: the seconds of one token for each sequence of a batch that holds so many context tokens together.
+
+    Of a mixture's weights a step reads the experts that some token is sent to, each as likely as another.
+    """
+    always = 2.0 * (shape.parameters - (0 if shape.tied else shape.embedding) - sum(block.experts for block in shape.blocks))
+    mixtures = [(2.0 * block.experts, 1.0 - block.routed) for block in shape.blocks if block.experts]
+    kv_bytes, state_bytes, active = shape.kv_bytes, shape.state_bytes, shape.active
+    reads, computes = gpus * rates.bandwidth * rates.decode_share, gpus * rates.flops * rates.prefill_share
+
+    def law(batch: int, context_tokens: float) -> float:
+        read = always + context_tokens * kv_bytes + batch * state_bytes
+        read += sum(experts * (1.0 - idle**batch) for experts, idle in mixtures)
+        return max(read / reads, 2.0 * active * batch / computes)
+
+    return law
 
 
-def step_s(shape: ModelShape, rates: Rates, gpus: int, batch: int, context_tokens: float) -> float:
-    """One token for each of `batch` sequences, which hold `context_tokens` together, on an engine of `gpus`."""
-    read = read_bytes(shape, batch) + context_tokens * shape.kv_bytes + batch * shape.state_bytes
-    memory_s = read / (gpus * rates.bandwidth * rates.decode_share)
-    compute_s = 2.0 * shape.active * batch / (gpus * rates.flops * rates.prefill_share)
-    return max(memory_s, compute_s)
-
-
-def prefill_s(shape: ModelShape, rates: Rates, gpus: int, tokens: int, context: int) -> float:
-    """The last `tokens` of a prompt of `context` tokens, the others from the cache."""
-    looked_at = sum(block.attention for block in shape.blocks) * 4.0 * tokens * (context - tokens / 2)
-    operations = 2.0 * (shape.active - shape.embedding) * tokens + looked_at
-    return operations / (gpus * rates.flops * rates.prefill_share)
+def prefill_s(shape: ModelShape, rates: Rates, gpus: int) -> Callable[[int, int], float]:
+    """Likewise: the seconds of the last so many tokens of a prompt, given its length, the others from the cache."""
+    of_token, looking_back = 2.0 * (shape.active - shape.embedding), 4.0 * sum(block.attention for block in shape.blocks)
+    computes = gpus * rates.flops * rates.prefill_share
+    return lambda tokens, context: tokens * (of_token + looking_back * (context - tokens / 2)) / computes
 
 
 def learn_s(

@@ -29,6 +29,10 @@ class Tail:
     sigma: float = 0.0
     limit: float = math.inf
 
+    @property
+    def most(self) -> float:
+        return self.limit if self.sigma else min(self.median, self.limit)
+
     def draw(self, source: random.Random) -> float:
         return min(self.limit, self.median * math.exp(self.sigma * source.gauss(0.0, 1.0)))
 
@@ -317,7 +321,8 @@ class _Loop:
         if episode.turn == episode.turns:
             return self._end(episode)
         episode.context += round(work.observation.draw(episode.source))
-        if episode.context + min(work.reply.limit, work.window) > work.window and episode.context > work.prompt + work.compacted:
+        longest = min(work.reply.most, work.window / 2)
+        if episode.context + longest > work.window and episode.context > work.prompt + work.compacted:
             if not work.compacted:
                 return self._end(episode)
             episode.chunks.append(episode.context)
