@@ -1,11 +1,11 @@
 """The loop on A100 nodes, simulated: seconds of a step, who is busy, what bounds it, and what `max_staleness` changes.
 
-`python -m tests.bench.loop_simulation [--steps N]` prints the tables of the documentation. Nothing here is a measurement on a GPU: the
-laws and their figures are `termrsi.sizing.rates`', the episodes are drawn as `EPISODE` says (ours).
+`python -m tests.bench.loop_simulation [--steps N]` prints the tables of termrsi/sizing/README.md. Nothing is a measurement on a
+GPU: the laws and their figures are `termrsi.sizing.rates`', the episodes are drawn as `EPISODE` says (ours).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from termrsi.sizing import memory, rates, shapes
@@ -17,15 +17,15 @@ from termrsi.sizing.simulation import Machine, Outcome, Tail, Workload, simulate
 # Qwen3.5's text models, as transformers' configurations describe them: of four layers one looks back.
 NINE = shapes.of(
     {
-        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
-        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
         "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     }
 )  # fmt: skip
 TWENTY_SEVEN = shapes.of(
     {
-        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
-        "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "intermediate_size": 17408,
+        "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
         "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     }
 )  # fmt: skip
@@ -59,9 +59,9 @@ class Case:
         def learn_s(lengths: Sequence[int]) -> float:
             """Forward, backward, a forward for checkpointing, one for old log-probabilities or values; critic, then policy."""
             seconds = rates.learn_s(self.shape, figures, self.policy, lengths, passes=5.0)
-            return seconds + (
-                rates.learn_s(self.shape, figures, self.critic, lengths, passes=5.0, head=False) if self.critic else 0.0
-            )
+            if self.critic:
+                seconds += rates.learn_s(self.shape, figures, self.critic, lengths, passes=5.0, head=False)
+            return seconds
 
         return Machine(
             engines=self.engines,
@@ -90,18 +90,25 @@ CASES = [
 ]  # fmt: skip
 
 
-def by_staleness(case: Case, staleness: Sequence[int], *, steps: int) -> list[str]:
-    figures, rows, first = Rates(), [], 0.0
-    for s in staleness:
-        one = simulate(case.work, case.machine(figures), max_staleness=s, steps=steps, warm_up=s + 2)
-        first = first or one.step_s
-        rows.append(_row(f"{s}", one, first))
-    return rows
+def by_staleness(case: Case, staleness: Sequence[int], *, steps: int) -> Iterator[str]:
+    """As it is, with groups spread evenly, and then with no more episodes under way than one and a half batches."""
+    made, first = case.machine(Rates()), 0.0
+    bounded = 1.5 * case.work.batch_groups * case.work.group_size
+    ways = {
+        "": made,
+        ", in turn": replace(made, hashed=False),
+        f", in turn, {bounded:g} sandboxes": replace(made, hashed=False, sandboxes=bounded),
+    }
+    for name, machine in ways.items():
+        for s in staleness:
+            one = simulate(case.work, machine, max_staleness=s, steps=steps, warm_up=s + 2)
+            first = first or one.step_s
+            yield _row(f"{s}{name}", one, first)
 
 
-def without(case: Case, *, steps: int) -> list[str]:
-    """At a staleness of 1, each part in turn for nothing: the largest gain is the bottleneck."""
-    made, work = case.machine(Rates()), case.work
+def without(case: Case, *, steps: int) -> Iterator[str]:
+    """At a staleness of 1, groups spread evenly, each part for nothing: the largest gain is the bottleneck."""
+    made, work = replace(case.machine(Rates()), hashed=False), case.work
     nothing = lambda *_: 0.0  # noqa: E731 - a law of no time
     free = {
         "generation": (work, replace(made, step_s=nothing, prefill_s=nothing)),
@@ -110,27 +117,31 @@ def without(case: Case, *, steps: int) -> list[str]:
         "sandboxes": (replace(work, command_s=Tail(0.0), verify_s=0.0, start_s=0.0), made),
     }
     first = simulate(work, made, max_staleness=1, steps=steps, warm_up=3).step_s
-    return [_row(f"{p} for nothing", simulate(w, m, max_staleness=1, steps=steps, warm_up=3), first) for p, (w, m) in free.items()]
+    for part, (w, m) in free.items():
+        yield _row(f"{part} for nothing", simulate(w, m, max_staleness=1, steps=steps, warm_up=3), first)
 
 
-def arms(case: Case, *, steps: int) -> list[str]:
-    """What else could be changed, at a staleness of 1, one thing at a time."""
-    made, work = case.machine(Rates()), case.work
+def arms(case: Case, *, steps: int) -> Iterator[str]:
+    """What else could be changed, likewise, one thing at a time."""
+    made, work = replace(case.machine(Rates()), hashed=False), case.work
     even = replace(work, turns=Tail(MEAN_TURNS), reply=Tail(MEAN_REPLY))
     changed = {
-        "groups to engines in turn": (work, replace(made, hashed=False)),
         "turns in flight stop for new weights": (work, replace(made, drain=False)),
-        "256 sandboxes": (work, replace(made, sandboxes=256)),
         f"no tails: {MEAN_TURNS} turns of {MEAN_REPLY} tokens, all": (even, made),
-    } | {other.name: (other.work, other.machine(Rates())) for other in case.others}
+    } | {other.name: (other.work, replace(other.machine(Rates()), hashed=False)) for other in case.others}
     first = simulate(work, made, max_staleness=1, steps=steps, warm_up=3).step_s
-    return [_row(name, simulate(w, m, max_staleness=1, steps=steps, warm_up=3), first) for name, (w, m) in changed.items()]
+    for name, (w, m) in changed.items():
+        yield _row(name, simulate(w, m, max_staleness=1, steps=steps, warm_up=3), first)
 
 
 def worst(case: Case) -> str:
     """Every episode at both limits: 300 turns of 8,192 tokens."""
     work = replace(case.work, turns=Tail(300), reply=Tail(8192), observation=Tail(300))
-    return _row("300 turns of 8,192 tokens, all", simulate(work, case.machine(Rates()), max_staleness=1, steps=1, warm_up=1), 0.0)
+    return _row(
+        "300 turns of 8,192 tokens, all",
+        simulate(work, replace(case.machine(Rates()), hashed=False), max_staleness=1, steps=1, warm_up=1),
+        0.0,
+    )
 
 
 def _row(name: str, one: Outcome, first: float) -> str:
@@ -161,9 +172,10 @@ def main() -> None:
         say(f"\n{case.name}\n\n{header('max_staleness')}")
         for row in by_staleness(case, (0, 1, 2, 4), steps=steps):
             say(row)
-        say(f"\n{header('max_staleness=1')}")
-        for row in (*without(case, steps=steps // 2), *arms(case, steps=steps // 2), worst(case)):
-            say(row)
+        say(f"\n{header('max_staleness=1, in turn')}")
+        for rows in (without(case, steps=steps // 2), arms(case, steps=steps // 2), [worst(case)]):
+            for row in rows:
+                say(row)
 
 
 def say(text: str) -> None:
