@@ -29,10 +29,11 @@ def test_options_of_the_plan_and_words_of_the_run() -> None:
 def test_no_option_hides_a_key_of_a_run() -> None:
     from termrsi.config.schema import Config
 
-    names = {*plan_command._OPTIONS, *Rates.__dataclass_fields__, *Assumed.__dataclass_fields__} - set(
-        plan_command._RENAMED.values()
-    )
-    assert not (names | set(plan_command._RENAMED)) & {*Config.__dataclass_fields__, "stage"}
+    renamed = plan_command._RENAMED
+    names = {*plan_command._OPTIONS, *Rates.__dataclass_fields__, *Assumed.__dataclass_fields__, *renamed} - set(renamed.values())
+    keys = {*Config.__dataclass_fields__, "stage"}
+    assert not names & keys
+    assert split([f"{key}=1" for key in keys])[1] == [f"{key}=1" for key in keys], "none is taken for a misspelt option"
 
 
 @pytest.mark.parametrize(
