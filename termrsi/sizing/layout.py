@@ -145,6 +145,12 @@ def _check_devices(config: Config) -> None:
     asked = sorted((b for group in groups(config) for b in group.bundles if not b.resource), key=lambda b: (-b.gpus, -b.cpus))
     free = [(float(c.gpus_per_node), c.cpus)] * c.nodes
     for bundle in asked:
+        if bundle.gpus > 1 and bundle.gpus != int(bundle.gpus):
+            raise ConfigError(
+                f"an engine and {', '.join(learners(config))} share a device, and ask for {bundle.gpus:g} of it",
+                "cluster.colocated",
+                "valid: fractions that add up to 1 at most",
+            )
         for k, (gpus, cpus) in enumerate(free):
             if bundle.gpus <= gpus + 1e-6 and bundle.cpus <= cpus + 1e-6:
                 free[k] = (gpus - bundle.gpus, cpus - bundle.cpus)

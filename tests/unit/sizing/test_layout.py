@@ -81,6 +81,13 @@ def test_colocated_roles_share_a_device() -> None:
     assert layout.group_of(config, "sandboxes") == "sandboxes"
 
 
+def test_a_reference_shares_the_device_too() -> None:
+    words = ("experiment=terminal_rsi", "cluster=colocated")
+    error = refusal(*words, "stages.rpr_1.optim.kl=0.1")
+    assert error.what == "an engine and policy, critic, reference share a device, and ask for 1.25 of it"
+    layout.check(load((*words, "stages.rpr_1.optim.kl=0.1", "cluster.gpus_learner=0.125")))
+
+
 def test_a_policy_too_large_for_its_device_is_told_with_its_arithmetic(eight: str) -> None:
     base = ("experiment=reterm", "cluster=node", f"model.path={eight}", "cluster.learner_processes=1")
     error = refusal(*base)
