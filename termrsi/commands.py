@@ -1,4 +1,4 @@
-"""Subcommands beside a run: doctor, tasks, data, report, serve. None of them starts Ray or an engine."""
+"""Subcommands beside a run: doctor, tasks, data, report, serve, plan. None of them starts Ray or an engine."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from termrsi import data_commands, serve, task_commands
+from termrsi import data_commands, plan_command, serve, task_commands
 from termrsi.errors import ConfigError
 
 _OUT = Console(highlight=False, soft_wrap=True)
@@ -34,6 +34,8 @@ def run(arguments: list[str]) -> int:
             return data_commands.run(rest)
         case ["serve", *rest]:
             return serve.run(rest)
+        case ["plan", *rest]:
+            return plan_command.run(rest)
         case ["report", *_]:
             raise ConfigError("needs a run directory, or several", "termrsi report", "termrsi report RUN_DIR ...")
     raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")

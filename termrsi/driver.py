@@ -1,7 +1,7 @@
 """The entry point: `termrsi`, `python -m termrsi`. Subcommands before Hydra; heavy imports only once the configuration is sound.
 
 termrsi experiment=NAME [scale=…] [key=value …]     run a pipeline, or go on with one
-termrsi doctor | tasks list|show|check|kit|audit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT
+termrsi doctor | tasks list|show|check|kit|audit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT | plan
 """
 
 import asyncio
@@ -30,6 +30,8 @@ USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=valu
        termrsi report RUN_DIR                      the ledger of a run
        termrsi report errors RUN_DIR stage=NAME    what a stage of kind analyse found, [against=NAME] beside another's
        termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
+       termrsi plan experiment=NAME [key=value ...]                memory of each role, and what its time and cost would be:
+                 [price=N] [json=true] [turns=N] [reply=N] [flops=N] ...       estimated, every assumption told
 
 experiments: {experiments}
 Any key of termrsi/config/schema.py and stages.py can be set: seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.

@@ -33,6 +33,7 @@ from termrsi.ports import (
 from termrsi.records import TaskSpec
 from termrsi.reward.checks import TaskChecks, content_key, measure
 from termrsi.reward.oracle import solution
+from termrsi.sizing import layout
 from termrsi.stages.base import Splits
 from termrsi.stages.roles import PolicyWriter
 
@@ -52,7 +53,7 @@ def _check_workflow(name: str, stage: CollectRecoveryConfig) -> None:
 
 
 async def preflight(config: Config, run_dir: Path) -> None:
-    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no disk, no namespaces."""
+    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no room, no namespaces."""
     for name, stage in config.stages.items():
         named = [
             getattr(stage, "harness", None),
@@ -77,6 +78,8 @@ async def preflight(config: Config, run_dir: Path) -> None:
         for role, c in config.roles.items():
             if c.key_env:
                 key_of(c.key_env, f"roles.{role}.key_env")
+    if not config.dry:
+        layout.check(config)
     for place in (run_dir, cache_dir()):
         try:
             place.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
+from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
@@ -64,11 +65,14 @@ class Cluster:
         self._buffer: Any = None
         self._writers: Any = None
         self._workers: list[Any] = []
+        self._place = Placement(config)
 
     async def start(self) -> None:
-        """Raises EngineError if an actor does not start."""
-        config, heavy = self._config, {"max_concurrency": 1000}
-        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy).remote(
+        """Raises EngineError if an actor does not start, ConfigError if the cluster has no room for all of them."""
+        config, heavy, at = self._config, {"max_concurrency": 1000}, self._place.options
+        await self._place.reserve()
+        stands = {**self._place.sandbox_resources(), **at("sandboxes")}
+        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy, **stands).remote(
             SandboxOptions(
                 backend=config.sandbox.backend,
                 concurrency=config.sandbox.concurrency,
@@ -96,23 +100,25 @@ class Cluster:
             routing_replay=config.model.routing_replay,
             extra=dict(config.model.engine),
         )
-        restarts = config.cluster.generator_restarts
+        gpus, restarts = config.cluster.gpus_generator, config.cluster.generator_restarts
         self._generators = [
             GeneratorActor.options(
-                num_cpus=1, num_gpus=config.cluster.gpus_generator, max_restarts=restarts, max_task_retries=0, **heavy
+                num_cpus=1, num_gpus=gpus, max_restarts=restarts, max_task_retries=0, **heavy, **at("generator", k)
             ).remote(self._model, options)
-            for _ in range(config.cluster.generators)
+            for k in range(config.cluster.generators)
         ]
-        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner).remote(self._model, config.model)
+        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner, **at("policy")).remote(
+            self._model, config.model
+        )
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         if config.roles:
             self._writers = WritersActor.options(num_cpus=0.1, **heavy).remote(self._make_writers, self._keys)
         self._workers = [
-            RolloutActor.options(num_cpus=0.1, **heavy).remote(
+            RolloutActor.options(num_cpus=0.1, **heavy, **at("rollouts", k)).remote(
                 self._model, self._sandboxes, self._generators, config.cluster.episode_retries, self.writers
             )
-            for _ in range(config.cluster.rollout_workers)
+            for k in range(config.cluster.rollout_workers)
         ]
         actors = [self._sandboxes, *self._generators, self._policy, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers])
@@ -191,7 +197,8 @@ class Cluster:
     async def open_critic(self) -> RayCritic:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
-        self._critic = CriticActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+        gpus = self._config.cluster.gpus_learner
+        self._critic = CriticActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("critic")).remote(
             self._model, self._config.model
         )
         await self._ready([self._critic])
@@ -205,7 +212,8 @@ class Cluster:
     async def open_reference(self) -> RayPolicy:
         """A policy host that no stage updates."""
         await self.close_reference()
-        self._reference = PolicyActor.options(num_cpus=1, num_gpus=self._config.cluster.gpus_learner).remote(
+        gpus = self._config.cluster.gpus_learner
+        self._reference = PolicyActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("reference")).remote(
             self._model, self._config.model
         )
         await self._ready([self._reference])
@@ -229,21 +237,17 @@ class Cluster:
         await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
         if self._engines is not None:
             await self._engines.close()
-        await _bounded("generators", _all([generator.close.remote() for generator in self._generators]))
+        await asyncio.gather(*[_bounded("generator", one.close.remote()) for one in self._generators])
         others = (self._policy, self._critic, self._reference, self._queue, self._buffer, self._writers)
         for actor in (self._sandboxes, *self._generators, *others):
             if actor is not None:
                 _kill(actor)
-        self._generators, self._engines = [], None
         self._sandboxes = self._policy = self._critic = self._reference = self._queue = self._buffer = None
-        self._writers = None
+        self._generators, self._engines, self._writers = [], None, None
+        self._place.release()
         if self._own_ray:
             ray.shutdown()
             self._own_ray = False
-
-
-async def _all(calls: Sequence[Awaitable[None]]) -> None:
-    await asyncio.gather(*calls)
 
 
 async def _bounded(what: str, call: Awaitable[None] | None) -> None:

@@ -122,7 +122,12 @@ class LimitsConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ClusterConfig:
-    """Where Ray runs. `address`: "local" starts one for the run; "auto" or an address joins one."""
+    """Where Ray runs, and who computes where. `address`: "local" starts one for the run; "auto" or an address joins one.
+
+    `nodes` and the four fields after it say what nodes of one kind there are: with them a run that cannot fit is refused at the
+    start, and its actors are placed by role. `nodes=0`: nothing is said, and Ray places them. `colocated`: engine k and the k-th
+    process of each learner share a device, each with its fraction of it.
+    """
 
     address: str = "local"
     num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
@@ -130,13 +135,44 @@ class ClusterConfig:
     rollout_workers: int = 1
     generators: int = 1  # engines; an episode goes to the one that holds its prefix
     generator_restarts: int = 2  # of each engine's process, after a death
-    gpus_generator: float = 0.0  # of each engine
-    gpus_learner: float = 0.0
+    learner_processes: int = 1  # of the policy, and as many of the critic and of the reference
+    gpus_generator: float = 0.0  # of each engine; more than 1: model.engine says how it uses them
+    gpus_learner: float = 0.0  # of each process
+    colocated: bool = False
+    sandbox_resource: str = ""  # a Ray resource that the nodes for sandboxes offer, one for each sandbox; "": any node will do
+    nodes: int = 0  # with the models; those for sandboxes alone are not counted
+    gpus_per_node: int = 0
+    gpu_memory_gib: float = 0.0
+    cpus: float = 0.0  # Ray's slots of each node
+    memory_gib: float = 0.0  # of each node; 0: not checked
     episode_retries: int = 2  # fresh sandboxes for an episode that lost its own to a machine fault
 
     def __post_init__(self) -> None:
-        at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus, generators=self.generators)
+        at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
+        at_least("cluster", 1, generators=self.generators, learner_processes=self.learner_processes)
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
+        at_least("cluster", 0, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
+        at_least("cluster", 0, gpus_generator=self.gpus_generator, gpus_learner=self.gpus_learner)
+        at_least("cluster", 0, gpu_memory_gib=self.gpu_memory_gib, cpus=self.cpus, memory_gib=self.memory_gib)
+        for name in ("gpus_generator", "gpus_learner"):
+            if (asked := getattr(self, name)) > 1 and asked != int(asked):
+                raise ConfigError(f"{name}={asked}", "cluster", "valid: a fraction of one GPU, or a whole number")
+        if self.colocated and not (
+            self.gpus_learner > 0 and self.gpus_generator > 0 and self.gpus_generator + self.gpus_learner <= 1
+        ):
+            raise ConfigError(
+                f"gpus_generator={self.gpus_generator:g} and gpus_learner={self.gpus_learner:g} share no device",
+                "cluster.colocated",
+                "valid: fractions above 0 that add up to 1 at most",
+            )
+        if self.colocated and not self.nodes:
+            raise ConfigError("it is not said on which nodes", "cluster.colocated", "give cluster.nodes and their shape")
+        if not self.nodes and (self.gpus_per_node or self.gpu_memory_gib or self.cpus or self.memory_gib):
+            raise ConfigError("the shape of nodes has no effect with nodes=0", "cluster.nodes", "say how many there are")
+        if self.nodes and (not self.cpus or bool(self.gpus_per_node) != bool(self.gpu_memory_gib)):
+            raise ConfigError(
+                "half a shape of nodes", "cluster.nodes", "give cpus, and gpus_per_node with gpu_memory_gib if they have GPUs"
+            )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """Every benchmark runs, at a size that proves nothing about speed. Figures are taken by hand, on a quiet machine."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, credit_chain, prefix_sharing
+from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, credit_chain, loop_simulation, prefix_sharing
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -14,6 +15,15 @@ def test_prefix_sharing(tmp_path: Path) -> None:
     assert found["tokens_ratio"] > 1.8
     assert found["apart_s"] > 0
     assert found["shared_s"] > 0
+
+
+def test_loop_simulation() -> None:
+    case = loop_simulation.CASES[0]
+    small = replace(case, work=replace(case.work, batch_groups=2, group_size=2), others=())
+    cells = loop_simulation.header("max_staleness").splitlines()[0].count("|")
+    rows = [*loop_simulation.by_staleness(small, (0, 1), steps=1), *loop_simulation.without(small, steps=1)]
+    rows += [*loop_simulation.arms(small, steps=1), loop_simulation.worst(small)]
+    assert [row.count("|") for row in rows] == [cells] * (3 * 2 + 4 + 2 + 1)
 
 
 def test_tasks() -> None:

@@ -52,6 +52,9 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["nonsense"], "unknown command 'nonsense'"),
         (["tasks", "list"], "and the path of a directory of tasks"),
         (["report"], "needs a run directory, or several"),
+        (["plan", "experiment=rsr", "price=free"], "price is 'free'"),
+        (["plan", "experiment=rsr", "cluster=node", "cluster.generators=80"], "do not hold that"),
+        (["experiment=terminal_rsi", "cluster.nodes=1", "cluster.cpus=2"], "1 x 2 CPUs do not hold that"),
         (["experiment=terminal_rsi", "min_free_gib=1000000000"], "disk full"),
     ],
 )

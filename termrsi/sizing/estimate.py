@@ -1,0 +1,157 @@
+"""Time of a pipeline on a cluster: the counts of `work`, the laws of `rates`, the loop of `simulation` for stages that have one.
+
+A stage without a loop takes what its episodes and replies take at the pace that the engines keep when nothing waits for a learner.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from termrsi.config.schema import Config
+from termrsi.errors import ConfigError
+from termrsi.sizing import layout, memory, rates
+from termrsi.sizing.memory import GIB
+from termrsi.sizing.rates import Rates
+from termrsi.sizing.shapes import ModelShape
+from termrsi.sizing.simulation import Machine, Outcome, Tail, Workload, simulate
+from termrsi.sizing.work import Assumed, Updates, Work, training_passes
+
+WARM_UP, STEPS = 2, 3  # of the simulation
+CHARS_PER_TOKEN = 4  # assumed
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of a stage, and of one of its steps where it has a loop: `parts` of it that overlap, and the busiest of them."""
+
+    work: Work
+    seconds: float
+    step: Outcome | None = None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of a step in which each part was at work; of sandboxes, commands and verifications added up."""
+        if self.step is None:
+            return {}
+        s = self.step
+        shares = {"generation": s.generator, "learning": s.learner, "weights": s.weights}
+        return {name: share * s.step_s for name, share in shares.items()} | {
+            "commands": s.commands * s.step_s,
+            "verification": s.verifications * s.step_s,
+        }
+
+    @property
+    def bottleneck(self) -> str:
+        """Of generation, learning and weights, what is at work for most of a step; "" without one."""
+        parts = self.parts
+        return max(("generation", "learning", "weights"), key=lambda name: parts[name]) if parts else ""
+
+
+def stages(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, todo: list[Work]) -> list[StageTime]:
+    """Raises ConfigError if the roles have no GPUs: nothing is assumed of processors."""
+    c = config.cluster
+    if not (c.nodes and c.gpus_generator and c.gpus_learner):
+        raise ConfigError("no speed is assumed of processors", "cluster", "valid: cluster=node, a100x16 or another with GPUs")
+    known: dict[Updates, Outcome] = {}
+    half = max(1, config.sandbox.concurrency // 2)  # two batches of them are under way
+    pace = loop(config, shape, figures, assumed, Updates(1, half, 1))
+    episodes_s = half / pace.step_s
+    found = []
+    for one in todo:
+        seconds = one.episodes / episodes_s + one.replies / pace.tokens_s
+        step = None
+        if one.samples:
+            seconds += one.samples * _sample_s(config, shape, figures, assumed)
+        if (updates := one.updates) is not None:
+            same = Updates(0, updates.groups, updates.size, *_rest(updates))
+            if same not in known:
+                known[same] = loop(config, shape, figures, assumed, same)
+            step = known[same]
+            seconds += updates.steps * step.step_s
+        found.append(StageTime(one, seconds, step))
+    return found
+
+
+def _rest(updates: Updates) -> tuple[int, float, float, float]:
+    return updates.max_staleness, updates.policy, updates.critic, updates.reference
+
+
+def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, updates: Updates) -> Outcome:
+    """Without any pass to learn there is no update, and the next batch is under way while one ends."""
+    learns = updates.policy + updates.critic > 0.0
+    work = workload(config, figures, assumed, updates.groups, updates.size)
+    staleness = updates.max_staleness if learns else 1
+    return simulate(work, machine(config, shape, figures, updates), max_staleness=staleness, warm_up=WARM_UP, steps=STEPS)
+
+
+def workload(config: Config, figures: Rates, assumed: Assumed, groups: int, size: int) -> Workload:
+    a, limits = assumed, config.limits
+    window = min(limits.max_context_tokens, config.model.max_model_len)
+    return Workload(
+        batch_groups=groups,
+        group_size=size,
+        turns=Tail(a.turns, a.turns_sigma, limits.max_turns),
+        reply=Tail(a.reply, a.reply_sigma, config.sampling.max_tokens),
+        observation=Tail(a.observation, a.observation_sigma, limits.observation_chars / CHARS_PER_TOKEN),
+        command_s=Tail(a.command_s + figures.turn_s, a.command_sigma, limits.command_timeout_s),
+        prompt=min(a.prompt, window // 2),
+        window=window,
+        verify_s=a.verify_s,
+        start_s=figures.start_s,
+    )
+
+
+def machine(config: Config, shape: ModelShape, figures: Rates, updates: Updates) -> Machine:
+    """Engines as they are configured; those of one actor that are copies of each other count one by one."""
+    c, engine = config.cluster, layout.engine(config)
+    gpus = engine.tensor if c.gpus_generator >= 1 else 1
+    copies = max(1, int(c.gpus_generator) // gpus) if c.gpus_generator >= 1 else 1
+    share = min(1.0, c.gpus_generator)  # of a device's speed, where roles share it
+    learners = c.learner_processes * min(1.0, c.gpus_learner)
+    layers = config.model.critic_layers
+    learns = updates.policy + updates.critic > 0.0
+    step_s, prefill_s = rates.step_s(shape, figures, gpus), rates.prefill_s(shape, figures, gpus)
+
+    def learn_s(lengths: Sequence[int]) -> float:
+        whole = updates.policy + updates.reference
+        seconds = rates.learn_s(shape, figures, learners, lengths, passes=whole) if whole else 0.0
+        if updates.critic:
+            seconds += rates.learn_s(shape, figures, learners, lengths, passes=updates.critic, layers=layers, head=False)
+        return seconds
+
+    return Machine(
+        engines=c.generators * copies,
+        step_s=lambda batch, tokens: step_s(batch, tokens) / share,
+        prefill_s=lambda tokens, context: prefill_s(tokens, context) / share,
+        learn_s=learn_s,
+        load_s=rates.move_s(shape, figures) if learns and updates.policy else 0.0,
+        max_num_seqs=config.model.max_num_seqs,
+        cache_tokens=memory.cache_tokens(shape, engine, int(c.gpu_memory_gib * GIB)),
+        sandboxes=config.sandbox.concurrency,
+    )
+
+
+def _sample_s(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed) -> float:
+    """Learning from one episode of a mean length, once."""
+    length = mean_length(config, assumed)
+    learners = config.cluster.learner_processes * min(1.0, config.cluster.gpus_learner)
+    return rates.learn_s(shape, figures, learners, [length], passes=training_passes(config))
+
+
+def mean_length(config: Config, assumed: Assumed) -> int:
+    """Tokens of an episode: its draws, without the simulation's machines."""
+    work = workload(config, Rates(), assumed, 1, 1)
+    source, lengths = random.Random(0), []
+    for _ in range(200):
+        context = work.prompt
+        for _ in range(max(1, round(work.turns.draw(source)))):
+            context += work.reply.draw(source) + work.observation.draw(source)
+            if context + work.reply.most > work.window:
+                break
+        lengths.append(min(context, work.window))
+    return round(sum(lengths) / len(lengths))
+
+
+def gpus(config: Config) -> int:
+    """That are paid for: all of the nodes."""
+    return config.cluster.nodes * config.cluster.gpus_per_node
