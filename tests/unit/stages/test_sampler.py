@@ -24,17 +24,26 @@ class Bench:
     def __init__(self) -> None:
         self.drawn: list[int] = []
         self.cancelled: list[str] = []
+        self.since: dict[str, int] = {}
         self.open: dict[str, asyncio.Future[list[ScoredRollout]]] = {}
         self.opened = asyncio.Event()
         self.ctx: Any = SimpleNamespace(
-            name="rpr", groups=GroupStore(), progress=Progress(), costs=SimpleNamespace(rollout_s=0.0), episodes=self._episodes
+            name="rpr",
+            groups=GroupStore(),
+            progress=Progress(),
+            costs=SimpleNamespace(rollout_s=0.0),
+            episodes=self._episodes,
+            version=7,
         )
 
     async def draw(self, number: int) -> Sequence[EpisodeSpec]:
         self.drawn.append(number)
         return []
 
-    async def _episodes(self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None]) -> list[ScoredRollout]:
+    async def _episodes(
+        self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None], since: int
+    ) -> list[ScoredRollout]:
+        self.since[what] = since
         self.open[what] = asyncio.get_running_loop().create_future()
         self.opened.set()
         try:
