@@ -179,6 +179,8 @@ def forget(out: Path) -> None:
 
 def snapshots(out: Path) -> frozenset[str]:
     """Ids of all states of sandboxes that the stage in `out` may go on from: named by its checkpoints, or left by its rollouts."""
+    if not (out / LINES).is_file():
+        return frozenset()
     found = {snapshot.id for snapshot in FinishedRollouts(out / ROLLOUTS).snapshots()}
     for path in (out / FOLDER).glob(f"step-*/{STATE}"):
         try:

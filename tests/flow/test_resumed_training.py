@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from termrsi.config.stages import (
     SftConfig,
     WarmupCriticConfig,
 )
+from termrsi.errors import StageError
 from termrsi.fakes import FakeCritic, FakeGenerator, FakePolicy, FakeSkill
 from termrsi.records import Completion, Sample, SamplingParams, UpdateMetrics, WeightsVersion
 from termrsi.stages import checkpoints, grpo, reterm, rpr, rsr, sft, warmup_critic
@@ -40,17 +42,18 @@ HALF = FakeSkill(solve=0.0, half=0.0)
 
 
 def grpo_config(**changes: Any) -> GrpoConfig:
-    return GrpoConfig(**{"steps": 5, "groups": 3, "group_size": 3, "optim": OPTIM, "retention": EVERY} | changes)
+    sizes: dict[str, Any] = {"steps": 5, "groups": 3, "group_size": 3, "optim": OPTIM, "retention": EVERY}
+    return GrpoConfig(**sizes | changes)
 
 
 def rpr_config(**changes: Any) -> RprConfig:
-    sizes = {"steps": 5, "tasks_per_step": 3, "samples_per_task": 2, "optim": OPTIM, "retention": EVERY, "critic": "w"}
-    return RprConfig(**sizes | changes)
+    sizes: dict[str, Any] = {"steps": 5, "tasks_per_step": 3, "samples_per_task": 2, "optim": OPTIM, "retention": EVERY}
+    return RprConfig(**{"critic": "warmup"} | sizes | changes)
 
 
 def reterm_config(**changes: Any) -> RetermConfig:
-    sizes = {"steps": 5, "original_groups": 3, "recovery_groups": 2, "group_size": 2, "optim": OPTIM, "retention": EVERY}
-    return RetermConfig(**sizes | {"capacity": 4} | changes)
+    sizes: dict[str, Any] = {"steps": 5, "original_groups": 3, "recovery_groups": 2, "group_size": 2, "capacity": 4}
+    return RetermConfig(**{"optim": OPTIM, "retention": EVERY} | sizes | changes)
 
 
 STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
@@ -301,3 +304,235 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(kind: str, tmp_pa
             continue
         assert told(root, kind) == expected
         assert all(spent(root)[name] >= costs[name] for name in ("completion_tokens", "episodes", "trained_tokens"))
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+def test_ahead_of_the_learner_each_prompt_is_trained_once(kind: str, tmp_path: Path) -> None:
+    """Which weights sampled a group depends on when it was sampled: the set of what is trained does not."""
+    root = tmp_path / "whole"
+    root.mkdir()
+    assert played(root, kind, family="ahead") == 0
+    calls = json.loads((root / "result.json").read_text())["calls"]
+
+    def fixed(root: Path) -> list[str]:
+        """How many points there are to draw is the policy's doing."""
+        return sorted(rollout for step in trained(root, kind) for rollout in step if "point:" not in rollout)
+
+    expected, draw = fixed(root), random.Random(f"kills ahead in {kind}")
+    for number in range(max(1, KILLS // 10)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        for _ in range(4):
+            assert played(root, kind, draw.randint(1, calls // 4), "ahead") == -signal.SIGKILL
+        assert played(root, kind, family="ahead") == 0
+        found = [rollout for step in trained(root, kind) for rollout in step]
+        assert len(found) == len(set(found))
+        assert fixed(root) == expected
+        assert [p.name for p in (root / "snapshots").iterdir()] == []
+
+
+def killed_late(root: Path, kind: str, calls: int) -> list[Path]:
+    """Its checkpoints, oldest first: two."""
+    at = calls * 3 // 4
+    assert played(root, kind, at) == -signal.SIGKILL
+    found = sorted((root / kind / checkpoints.FOLDER).glob("step-[0-9]"))
+    assert len(found) == checkpoints.KEPT
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sft", "rpr", "reterm"])
+def test_a_damaged_checkpoint_costs_a_step_more(kind: str, tmp_path: Path) -> None:
+    given(tmp_path, kind)
+    root = tmp_path / "whole"
+    root.mkdir()
+    assert played(root, kind) == 0
+    calls, expected = json.loads((root / "result.json").read_text())["calls"], told(root, kind)
+    for name in (checkpoints.STATE, "policy/skill.json"):
+        root = tmp_path / name.replace("/", "-")
+        root.mkdir()
+        last = killed_late(root, kind, calls)[-1]
+        (last / name).write_text((last / name).read_text()[:10])
+        assert played(root, kind) == 0
+        assert told(root, kind) == expected
+    assert [figures.get("points_lost") for figures in lines(root / "log.jsonl") if "points_lost" in figures] in ([], [0.0])
+
+
+def test_with_no_checkpoint_that_can_be_read_it_says_so(tmp_path: Path) -> None:
+    root = tmp_path / "whole"
+    root.mkdir()
+    assert played(root, "grpo") == 0
+    for folder in (root / "grpo" / checkpoints.FOLDER).iterdir():
+        (folder / "policy" / "skill.json").unlink()
+    with pytest.raises(StageError, match="no checkpoint can be read"):
+        asyncio.run(Life(root, "grpo").play(STAGES))
+
+
+def test_points_whose_snapshots_are_gone_are_dropped_and_counted(tmp_path: Path) -> None:
+    root = tmp_path / "whole"
+    root.mkdir()
+    assert played(root, "reterm") == 0
+    calls, expected = json.loads((root / "result.json").read_text())["calls"], trained(root, "reterm")
+    root = tmp_path / "again"
+    root.mkdir()
+    state = json.loads((killed_late(root, "reterm", calls)[-1] / checkpoints.STATE).read_text())
+    shutil.rmtree(root / "snapshots")  # as after a restart of the machine
+    assert played(root, "reterm") == 0
+    (lost,) = (figures["points_lost"] for figures in lines(root / "log.jsonl") if "points_lost" in figures)
+    assert lost == len(state["own"]["queue"]) > 0
+    originals = [[rollout for rollout in step if "point:" not in rollout] for step in trained(root, "reterm")]
+    assert originals == [[rollout for rollout in step if "point:" not in rollout] for step in expected]
+    assert [p.name for p in (root / "snapshots").iterdir()] == []
+
+
+# --- the real models -----------------------------------------------------------------------------------------------
+
+
+class Stopped(RuntimeError):
+    """In place of a kill: what a host's process had in memory is gone with its object."""
+
+
+class Follows(FakeGenerator):
+    """Chooses by the weights that it serves, whatever they are."""
+
+    async def pull(self, weights: WeightsVersion) -> None:
+        assert isinstance(weights.handle, dict)
+        self._served = (weights.version, FakeSkill(**weights.handle))
+
+
+class OfPort:
+    """A real model behind the port: its vocabulary is smaller than the fake tokenizer's."""
+
+    def __init__(self, model: Any, stop_at: int) -> None:
+        self._model, self._stop_at, self._version, self.updates = model, stop_at, 0, 0
+
+    async def update(self, samples: Sequence[Sample], *rest: Any) -> UpdateMetrics:
+        self.updates += 1
+        found = self._model.update(_small(samples), *rest)
+        if self.updates == self._stop_at:
+            raise Stopped
+        return found
+
+    async def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return self._model.logp(_small(samples))
+
+    async def values(self, samples: Sequence[Sample]) -> list[list[float]]:
+        return self._model.values(_small(samples))
+
+    async def refit(self, scale: float, shift: float) -> None:
+        self._model.refit(scale, shift)
+
+    async def publish(self) -> WeightsVersion:
+        self._version += 1
+        checksum = self._model.checksum()
+        lean = int(checksum[:8], 16) / 2**32  # any function of the weights will do
+        return WeightsVersion("policy", self._version, checksum, {"solve": lean - 0.5, "half": 0.5 - lean})
+
+    async def save(self, directory: str) -> str:
+        return self._model.save(directory)
+
+    async def load(self, directory: str) -> str:
+        return self._model.load(directory)
+
+    async def save_training(self, directory: str) -> str:
+        return self._model.save_training(directory)
+
+    async def load_training(self, directory: str, version: int) -> str:
+        self._version = version
+        return self._model.load_training(directory)
+
+    async def checksum(self) -> str:
+        return self._model.checksum()
+
+
+def _small(samples: Sequence[Sample]) -> list[Sample]:
+    return [replace(sample, ids=tuple(i % 256 for i in sample.ids)) for sample in samples]
+
+
+async def real_life(root: Path, tiny: Path, stop_at: int) -> None:
+    """RPR with minibatches: old log-probabilities, two optimizers with moments, a critic, rollouts."""
+    from termrsi.model.critic import CriticModel
+    from termrsi.model.policy import PolicyModel
+
+    bench = Bench(root)
+    made: Any = bench.made
+    made.generator = Follows()
+    made.policy = OfPort(PolicyModel(tiny, compute="fp32", micro_tokens=8192), stop_at)
+    made.critic = OfPort(CriticModel(tiny, compute="fp32", micro_tokens=8192, layers=1), 0)
+    bench.runner = type(bench.runner)(made)
+    await bench.sync()
+    ctx = bench.ctx("rpr")
+    ctx.log = Life(root, "rpr").log
+    ctx.finished = FinishedRollouts(ctx.out / "rollouts.jsonl")
+    optim = PolicyOptimConfig(lr=1e-3, minibatches=2, tis_cap=0.0)
+    await rpr.run(ctx, rpr_config(steps=4, critic_only_updates=1, optim=optim, critic_lr=1e-3))
+
+
+def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from termrsi.model.checkpoint import tiny_model
+
+    tiny = tiny_model(tmp_path / "tiny")
+    roots = [tmp_path / "whole", tmp_path / "stopped"]
+    for root in roots:
+        root.mkdir()
+    asyncio.run(real_life(roots[0], tiny, 0))
+    for stop_at in (2, 3, 4):  # in step 1, in the second step of the next life, in the second of the last
+        with pytest.raises(Stopped):
+            asyncio.run(real_life(roots[1], tiny, stop_at))
+    asyncio.run(real_life(roots[1], tiny, 0))
+    whole, stopped = (curve(root) for root in roots)
+    assert list(whole) == [1, 2, 3, 4]
+    assert len({figures["loss"] for figures in whole.values()}) == 4
+    assert stopped == whole
+    for host in ("policy", "critic"):
+        states = [load_file(r / "rpr" / checkpoints.FOLDER / "step-4" / host / "training.safetensors") for r in roots]
+        assert states[0].keys() == states[1].keys()
+        assert any(name.startswith("optimizer.") for name in states[0])
+        assert all(bool((states[0][name] == states[1][name]).all()) for name in states[0])
+    assert (roots[0] / "rpr" / "retention.json").read_text() == (roots[1] / "rpr" / "retention.json").read_text()
+
+
+# --- the pipeline --------------------------------------------------------------------------------------------------
+
+
+def dry(run_dir: Path, *overrides: str) -> None:
+    from termrsi.config.load import load
+    from termrsi.pipeline import Pipeline
+
+    asked = ["experiment=reterm", "scale=dry", "stages.reterm.steps=4", f"run_dir={run_dir}", *overrides]
+    asyncio.run(Pipeline(load(asked), asked).run())
+
+
+def test_a_run_goes_on_within_a_stage_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update, calls = FakePolicy.update, [0]
+
+    async def stops(self: FakePolicy, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise Stopped
+        return await update(self, samples, loss, lr)
+
+    dry(tmp_path / "whole")
+    monkeypatch.setattr(FakePolicy, "update", stops)
+    run_dir, stage = tmp_path / "run", tmp_path / "run" / "stages" / "reterm"
+    with pytest.raises(Stopped):
+        dry(run_dir)
+    assert [p.name for p in sorted((stage / "checkpoints").iterdir())] == ["step-1", "step-2"]
+    begun = trained(run_dir / "stages", "reterm")
+    dry(run_dir, "stages.reterm.checkpoint_every=2")  # how often is no part of what was asked
+    assert trained(run_dir / "stages", "reterm")[:2] == begun
+    whole = trained(tmp_path / "whole" / "stages", "reterm")
+    assert [[r for r in step if "point:" not in r] for step in trained(run_dir / "stages", "reterm")] == [
+        [r for r in step if "point:" not in r] for step in whole
+    ]
+    assert not (stage / "checkpoints").exists()
+    assert (stage / "policy").is_dir()
+    assert list((run_dir / "stages").glob("*.stopped-*")) == []
+    for other in ("stages.reterm.group_size=3", "stages.reterm.checkpoint_every=0"):
+        calls[0] = 0
+        again = tmp_path / other
+        with pytest.raises(Stopped):
+            dry(again)
+        dry(again, other)
+        assert [p.name for p in (again / "stages").glob("*.stopped-*")] == ["reterm.stopped-1"]

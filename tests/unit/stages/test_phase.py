@@ -55,11 +55,11 @@ class Bench:
     async def sync(self) -> None:
         self.did.append("served")
 
-    async def step(self, number: int, groups: list[Any]) -> None:
+    async def step(self, step: int, groups: list[Any]) -> None:
         self.begun.append(self.policy.weights)
         self.policy.weights += 1
         self.critic.weights += 10
-        self.did.append(f"step {number}")
+        self.did.append(f"step {step}")
 
     def sampler(self) -> Any:
         return Sampler(self.did)
