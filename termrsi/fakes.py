@@ -344,6 +344,9 @@ class FakePool:
     async def discard(self, snapshot: Snapshot) -> None:
         self.world.snapshots.pop(snapshot.handle, None)
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return snapshot.handle in self.world.snapshots
+
 
 class FakeVerifier:
     """`ports.Verifier`: strict if both files are there. It leaves a file behind, as real ones do; its first `faults` calls fail."""
@@ -571,6 +574,14 @@ class FakePolicy:
         self.skill = FakeSkill() if directory == BASE else FakeSkill(**_read(directory, "skill.json"))
         return await self.checksum()
 
+    async def save_training(self, directory: str) -> str:
+        _write(directory, "skill.json", self.skill.to_dict())
+        return await self.checksum()
+
+    async def load_training(self, directory: str, version: int) -> str:
+        self.skill, self._version = FakeSkill(**_read(directory, "skill.json")), version
+        return await self.checksum()
+
     async def checksum(self) -> str:
         return _digest(self.skill.to_dict())
 
@@ -649,6 +660,14 @@ class FakeCritic:
         self.table, self.fresh_optimizer = {} if new else _read(directory, "critic.json"), True
         return await self.checksum()
 
+    async def save_training(self, directory: str) -> str:
+        _write(directory, "critic.json", self.table)
+        return await self.checksum()
+
+    async def load_training(self, directory: str, version: int) -> str:
+        self.table, self.fresh_optimizer, self._version = _read(directory, "critic.json"), False, version
+        return await self.checksum()
+
     async def checksum(self) -> str:
         return _digest(self.table)
 
@@ -679,9 +698,12 @@ def _handle(weights: WeightsVersion) -> dict[str, float]:
 
 
 def _write(directory: str, name: str, state: dict[str, float]) -> None:
+    """Files are replaced, not written over: another directory may hold links to them."""
     Path(directory).mkdir(parents=True, exist_ok=True)
-    (Path(directory) / "config.json").write_text(json.dumps({"model_type": "fake"}))
-    (Path(directory) / name).write_text(json.dumps(state))
+    for file, content in {"config.json": {"model_type": "fake"}, name: state}.items():
+        draft = Path(directory) / f"{file}.part"
+        draft.write_text(json.dumps(content))
+        draft.rename(Path(directory) / file)
 
 
 def _read(directory: str, name: str) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The driver's core: stages in order, each a directory with a manifest written last; a ledger; a clean end whatever happens.
 
-A run directory belongs to one process at a time. A stage without a manifest is begun again, or goes on item by item if it makes or
-judges data; a finished one is never run twice.
+A run directory belongs to one process at a time. A stage without a manifest is begun again, or goes on: item by item if it makes or
+judges data, from its last checkpoint if it trains; a finished one is never run twice.
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 
@@ -32,8 +32,21 @@ from termrsi.report.sinks import Sinks
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import pool_digest
 from termrsi.setup import Parts
-from termrsi.stages import analyse, audit, collect_recovery, evaluate, grpo, reterm, rpr, rsr, sft, synthesise, warmup_critic
-from termrsi.stages.base import Context, Splits, StageResult
+from termrsi.stages import (
+    analyse,
+    audit,
+    checkpoints,
+    collect_recovery,
+    evaluate,
+    grpo,
+    reterm,
+    rpr,
+    rsr,
+    sft,
+    synthesise,
+    warmup_critic,
+)
+from termrsi.stages.base import ROLLOUTS, Context, Splits, StageResult
 from termrsi.stages.finished import FinishedRollouts
 
 STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configuration and returns a coroutine of StageResult
@@ -50,9 +63,7 @@ STAGES: dict[str, Callable[..., Any]] = {  # Any: each takes its own configurati
     "synthesise": synthesise.run,
 }
 WITH_CRITIC = frozenset({"warmup_critic", "rpr"})
-RESUMES = frozenset(
-    {"rsr", "collect_recovery", "analyse", "synthesise", "audit"}
-)  # go on within, item by item; the others begin again
+RESUMES = frozenset({"rsr", "collect_recovery", "analyse", "synthesise", "audit"})  # go on within, item by item
 INPUTS = ("data", "baseline", "of", "against")  # of READS, what a stage reads as files
 TRAINS = frozenset({"sft", "rpr", "reterm", "grpo"})  # leave other weights in the policy host than they found
 _LOG = logging.getLogger(__name__)
@@ -71,6 +82,7 @@ class Pipeline:
         self._screen = Screen()
         self._critics: dict[str, WeightsVersion] = {}
         self._loaded = ""  # the directory whose weights policy and generator both hold
+        self._served = WeightsVersion("policy", 0, "")  # what the pipeline itself had the generator pull last
 
     async def run(self) -> None:
         """Raises what stopped it, after everything it started has ended."""
@@ -80,6 +92,8 @@ class Pipeline:
             names = [n for n in config.pipeline if not config.only or n == config.only]
             self._adopt(names)
             todo = [n for n in names if not self._finished(n)]
+            for name in set(names) - set(todo):  # it was killed before it could
+                checkpoints.forget(self._dir(name))
             self._check_inputs(todo)
             if not todo:
                 self._screen.say(f"every stage is finished in {self.run_dir}")
@@ -88,7 +102,8 @@ class Pipeline:
             if len(todo) < len(names):
                 self._screen.say(f"going on in {self.run_dir}; finished before: {', '.join(n for n in names if n not in todo)}")
             configuration.record(config, self._overrides, self.run_dir)
-            parts = setup.parts(config, self._screen.say)
+            kept = frozenset(snapshot for name in todo for snapshot in checkpoints.snapshots(self._dir(name)))
+            parts = setup.parts(config, self._screen.say, kept)
             sinks = Sinks(config, self.run_dir)
             try:
                 await parts.start(self.on_connected)
@@ -185,12 +200,13 @@ class Pipeline:
     def _fingerprint(self, name: str) -> str:
         """Of what a stage is asked to do, the stages that it reads included: its settings, tasks, sampling, limits, model, seed.
 
-        Not of how the machine does it (`sandbox`, `cluster`, the model's arithmetic and engine, where the
+        Not of how the machine does it (checkpoints, `sandbox`, `cluster`, the model's arithmetic and engine, where the
         endpoint of a role is and what it takes), nor of the code.
         """
         c = self._config
         read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
         what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
+        what[0].pop("checkpoint_every", None)
         if c.stages[name].kind in WITH_CRITIC:
             what.append({"critic_layers": c.model.critic_layers})
         if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:
@@ -218,7 +234,7 @@ class Pipeline:
     async def _stage(self, name: str, config: StageConfig, parts: Parts, sinks: Sinks) -> None:
         out, start_s = self._dir(name), time.monotonic()
         goes_on = self._place(name, config)
-        self._screen.say(f"stage {name} ({config.kind})" + (", going on with what it had finished" if goes_on else ""))
+        self._screen.say(f"stage {name} ({config.kind})" + (", going on from what it had finished" if goes_on else ""))
         policy_dir = parts.model if config.policy == "base" else str(self._output(config.policy, "policy"))
         wanted = READS | ({"data": "source_data"} if isinstance(config, SftConfig) and config.sources else {})
         inputs = {key: self._output(getattr(config, key), wanted[key]) for key in INPUTS if getattr(config, key, "")}
@@ -246,12 +262,13 @@ class Pipeline:
             inputs=inputs,
             log=sinks,
             progress=self._screen,  # type: ignore[arg-type]  # the same three methods
-            sync=lambda: _sync(parts),
+            publish=lambda: _publish(parts),
             writer=parts.writer,
             busy=parts.busy,
             started_s=start_s,
             auditor=parts.auditor(config, out) if isinstance(config, AuditConfig) else None,
-            finished=FinishedRollouts(out / "rollouts.jsonl") if config.kind in RESUMES else None,
+            finished=FinishedRollouts(out / ROLLOUTS) if _resumes(config) else None,
+            served={self._served.version: self._served.checksum},
         )
         ctx.take_up_costs()
         ctx.busy_before = await parts.busy()
@@ -280,7 +297,7 @@ class Pipeline:
         }  # of what it reads: when it was made
         asked = json.dumps({"settings": self._fingerprint(name), "reads": ends})
         begun = out / "begun"
-        if config.kind in RESUMES and begun.is_file() and begun.read_text() == asked:
+        if _resumes(config) and begun.is_file() and begun.read_text() == asked:
             return True
         if out.exists():
             number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
@@ -299,7 +316,7 @@ class Pipeline:
     async def _use_policy(self, parts: Parts, directory: str) -> None:
         if self._loaded != directory:
             await parts.policy.load(directory)
-            await _sync(parts)
+            self._served = await _publish(parts)
             self._loaded = directory
 
     async def _open_critic(self, config: StageConfig, parts: Parts, policy_dir: str) -> Critic | None:
@@ -343,6 +360,7 @@ class Pipeline:
         with draft.open() as file:
             os.fsync(file.fileno())
         draft.rename(path)
+        checkpoints.forget(self._dir(name))
         ledger.write(self.run_dir, ledger.read(self.run_dir))
         self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
 
@@ -352,9 +370,16 @@ def _revision(run_dir: Path) -> str:
     return json.loads(path.read_text())["revision"] if path.is_file() else "unknown"
 
 
-async def _sync(parts: Parts) -> None:
+def _resumes(config: StageConfig) -> bool:
+    """Whether it goes on within."""
+    return config.kind in RESUMES or getattr(config, "checkpoint_every", 0) > 0
+
+
+async def _publish(parts: Parts) -> WeightsVersion:
     """The policy's present weights to the generator; raises WeightsError if they differ after the pull."""
-    await parts.generator.pull(await parts.policy.publish())
+    weights = await parts.policy.publish()
+    await parts.generator.pull(weights)
+    return weights
 
 
 def _full_disk(error: OSError, where: Path) -> StageError | None:

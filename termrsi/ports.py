@@ -94,6 +94,10 @@ class SandboxPool(Protocol):
         """Free what a snapshot holds."""
         ...
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        """Whether it is still there: an earlier process may have taken it, and left it behind or not."""
+        ...
+
 
 class Verifier(Protocol):
     """Scores what an agent left behind. Raises VerifierError if no valid result can be had."""
@@ -142,6 +146,10 @@ class Rollouts(Protocol):
 
     async def discard(self, snapshots: Sequence[Snapshot]) -> None: ...
 
+    async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """Those that are still there."""
+        ...
+
 
 class Policy(Protocol):
     """The learner's actor model with its optimizer."""
@@ -166,6 +174,17 @@ class Policy(Protocol):
 
     async def load(self, directory: str) -> str:
         """Weights from a Hugging Face directory, fresh optimizer; returns the checksum."""
+        ...
+
+    async def save_training(self, directory: str) -> str:
+        """All that `load_training` goes on from bit for bit, its optimizer included; returns the checksum of the weights."""
+        ...
+
+    async def load_training(self, directory: str, version: int) -> str:
+        """Goes on from what `save_training` left of the same model; `version`: of the weights published last before the next.
+
+        Returns the checksum. Raises CheckpointError if the directory is not whole, and then nothing has changed.
+        """
         ...
 
     async def checksum(self) -> str: ...
@@ -195,6 +214,14 @@ class Critic(Protocol):
     async def save(self, directory: str) -> str: ...
 
     async def load(self, directory: str) -> str: ...
+
+    async def save_training(self, directory: str) -> str:
+        """As of a policy."""
+        ...
+
+    async def load_training(self, directory: str, version: int) -> str:
+        """As of a policy."""
+        ...
 
     async def checksum(self) -> str: ...
 
@@ -230,8 +257,12 @@ class RecoveryStore(Protocol):
 class GroupStore(Protocol):
     """Groups of rollouts between sampler and learner with their one owner, bounded by slots (`queues.buffer` says how many)."""
 
-    async def reset(self, batch_groups: int, max_staleness: int) -> None:
-        """Empty, for a new phase. Whoever still waits gets a StageError."""
+    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
+        """For a new phase: empty, or, for one that goes on at `version`, with the groups that hold slots, oldest first.
+
+        `held`: their ids, and the version at which each was admitted. Whoever still waits gets a StageError. Raises ValueError if
+        they do not fit, or would be too old.
+        """
         ...
 
     async def admit(self, group_id: str) -> None:

@@ -168,9 +168,12 @@ class Parts(Protocol):
     async def close(self) -> None: ...
 
 
-def parts(config: Config, say: Say) -> Parts:
-    """Fakes for `dry`, else Ray actors. Heavy imports happen here, after everything cheap was checked."""
-    return DryParts(config) if config.dry else RealParts(config, say)
+def parts(config: Config, say: Say, kept: frozenset[str] = frozenset()) -> Parts:
+    """Fakes for `dry`, else Ray actors. Heavy imports happen here, after everything cheap was checked.
+
+    `kept`: ids of snapshots that an earlier life of the run left, and that it goes on from.
+    """
+    return DryParts(config) if config.dry else RealParts(config, say, kept)
 
 
 class DryParts:
@@ -228,6 +231,7 @@ class RealParts:
 
     config: Config
     say: Say
+    kept: frozenset[str] = frozenset()  # snapshots of dead processes that are not removed
     model: str = ""
     tasks: Splits = field(default_factory=lambda: Splits([], [], []))
     checks: dict[str, TaskChecks] = field(default_factory=dict)
@@ -245,7 +249,8 @@ class RealParts:
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        for name in [*reap.everything(state, docker=config.sandbox.backend == "docker", cache_dir=cache), *generator.reap()]:
+        docker = config.sandbox.backend == "docker"
+        for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys)

@@ -11,7 +11,7 @@ from termrsi.config.stages import EvaluateConfig
 from termrsi.datasets import DataSet, Row
 from termrsi.fakes import FakeParts, FakePolicy, FakeSkill
 from termrsi.harness.runner import Runner
-from termrsi.records import EpisodeSpec, Sample
+from termrsi.records import EpisodeSpec, Sample, WeightsVersion
 from termrsi.stages import evaluate
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.roles import PolicyWriter
@@ -42,10 +42,14 @@ class Bench:
     reference: FakePolicy | None = None
 
     def __post_init__(self) -> None:
+        self.served: dict[int, str] = {}
         self.runner = RecordingRunner(self.made)
 
-    async def sync(self) -> None:
-        await self.made.generator.pull(await self.made.policy.publish())
+    async def sync(self) -> WeightsVersion:
+        weights = await self.made.policy.publish()
+        await self.made.generator.pull(weights)
+        self.served = {weights.version: weights.checksum}
+        return weights
 
     async def use(self, skill: FakeSkill) -> None:
         self.made.policy.skill = skill
@@ -74,7 +78,8 @@ class Bench:
             inputs=inputs,
             log=lambda stage, values: self.log.append((stage, values)),
             progress=Progress(),
-            sync=self.sync,
+            publish=self.sync,
+            served=dict(self.served),
             writer=lambda role: PolicyWriter(made.generator, made.chat),
         )
 

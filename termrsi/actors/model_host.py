@@ -64,6 +64,14 @@ class PolicyActor:
     def load(self, directory: str) -> str:
         return self._model.load(directory)
 
+    def save_training(self, directory: str) -> str:
+        return self._model.save_training(directory)
+
+    def load_training(self, directory: str, version: int) -> str:
+        checksum = self._model.load_training(directory)
+        self._version = version
+        return checksum
+
     def checksum(self) -> str:
         return self._model.checksum()
 
@@ -109,6 +117,14 @@ class CriticActor:
     def load(self, directory: str) -> str:
         return self._model.load(directory)
 
+    def save_training(self, directory: str) -> str:
+        return self._model.save_training(directory)
+
+    def load_training(self, directory: str, version: int) -> str:
+        checksum = self._model.load_training(directory)
+        self._version = version
+        return checksum
+
     def checksum(self) -> str:
         return self._model.checksum()
 
@@ -134,6 +150,12 @@ class _Host:
 
     async def load(self, directory: str) -> str:
         return await self._ask("load", directory)
+
+    async def save_training(self, directory: str) -> str:
+        return await self._ask("save_training", directory)
+
+    async def load_training(self, directory: str, version: int) -> str:
+        return await self._ask("load_training", directory, version)
 
     async def checksum(self) -> str:
         return await self._ask("checksum")

@@ -73,8 +73,8 @@ class BufferActor:
     async def ready(self) -> bool:
         return True
 
-    async def reset(self, batch_groups: int, max_staleness: int) -> None:
-        await self._store.reset(batch_groups, max_staleness)
+    async def reset(self, batch_groups: int, max_staleness: int, version: int, held: Sequence[tuple[str, int]]) -> None:
+        await self._store.reset(batch_groups, max_staleness, version, held)
 
     async def admit(self, group_id: str) -> None:
         await self._store.admit(group_id)
@@ -98,8 +98,8 @@ class RayGroupStore:
     def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
         self.actor = actor
 
-    async def reset(self, batch_groups: int, max_staleness: int) -> None:
-        await ask("group buffer", self.actor, "reset", batch_groups, max_staleness)
+    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
+        await ask("group buffer", self.actor, "reset", batch_groups, max_staleness, version, list(held))
 
     async def admit(self, group_id: str) -> None:
         await ask("group buffer", self.actor, "admit", group_id, patience_s=NO_END)

@@ -104,3 +104,6 @@ class RayRollouts:
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:
             await self._pool.discard(snapshot)
+
+    async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        return [snapshot for snapshot in snapshots if await self._pool.kept(snapshot)]

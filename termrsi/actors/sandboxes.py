@@ -182,6 +182,9 @@ class SandboxActor:
     async def discard(self, snapshot: Snapshot) -> None:
         await self._pool.discard(snapshot)
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return await self._pool.kept(snapshot)
+
     async def close(self) -> None:
         await self._pool.close()
 
@@ -260,6 +263,9 @@ class RemotePool:
 
     async def discard(self, snapshot: Snapshot) -> None:
         await _call(self.actor.discard.remote(snapshot))
+
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return await _call(self.actor.kept.remote(snapshot))
 
     async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
         return await _call(self.actor.verify.remote(sandbox.id, task))

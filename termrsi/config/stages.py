@@ -154,10 +154,11 @@ class SftConfig(StageConfig):
     validate_k: int = 0  # attempts per validation task before and after; 0: not measured
     validate_temperature: float = 0.6
     validate_top_p: float = 0.95
+    checkpoint_every: int = 1  # steps between two checkpoints that a stopped stage goes on from; 0: none, it begins again
 
     def __post_init__(self) -> None:
         at_least("sft", 1, epochs=self.epochs, batch=self.batch)
-        at_least("sft", 0, validate_k=self.validate_k, max_samples=self.max_samples)
+        at_least("sft", 0, validate_k=self.validate_k, max_samples=self.max_samples, checkpoint_every=self.checkpoint_every)
         above_zero("sft", lr=self.lr)
 
 
@@ -258,10 +259,12 @@ class WarmupCriticConfig(DrawsConfig):
     lr: float = 3e-5
     value_clip: float = 0.2
     temperature: float = 1.0
+    checkpoint_every: int = 1  # as in sft
     credit: CreditConfig = field(default_factory=CreditConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
 
     def __post_init__(self) -> None:
+        at_least("warmup_critic", 0, checkpoint_every=self.checkpoint_every)
         at_least(
             "warmup_critic",
             1,
@@ -305,6 +308,7 @@ class RprConfig(DrawsConfig):
     refit_value_head: RefitValueHead = RefitValueHead.off
     only_contrast: bool = False  # the actor learns from tasks whose samples got different rewards; the critic from all
     max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
+    checkpoint_every: int = 1  # as in sft
     critic_lr: float = 3e-5
     value_clip: float = 0.2
     loss: Loss = Loss.ppo
@@ -316,6 +320,7 @@ class RprConfig(DrawsConfig):
     def __post_init__(self) -> None:
         at_least("rpr", 1, steps=self.steps, tasks_per_step=self.tasks_per_step, samples_per_task=self.samples_per_task)
         at_least("rpr", 0, max_staleness=self.max_staleness, critic_only_updates=self.critic_only_updates)
+        at_least("rpr", 0, checkpoint_every=self.checkpoint_every)
         above_zero("rpr", critic_lr=self.critic_lr)
         if self.only_contrast and self.samples_per_task < 2:
             raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
@@ -358,6 +363,7 @@ class RetermConfig(DrawsConfig):
         True  # groups of equal rewards count in the mean that they add nothing to (eq. 6, read literally)
     )
     max_staleness: int = 0  # as in rpr
+    checkpoint_every: int = 1  # as in sft
     loss: Loss = Loss.reterm
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(kind=Reward.binary))
@@ -367,6 +373,7 @@ class RetermConfig(DrawsConfig):
         sizes = {name: getattr(self, name) for name in ("steps", "capacity", "group_size", "original_groups")}
         at_least("reterm", 1, **sizes)
         at_least("reterm", 0, max_staleness=self.max_staleness, recovery_groups=self.recovery_groups)
+        at_least("reterm", 0, checkpoint_every=self.checkpoint_every)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -388,6 +395,7 @@ class GrpoConfig(DrawsConfig):
     overlong: int = 0  # the last so many tokens before `overlong_max` cost up to 1, all beyond it 1; 0: length costs nothing
     overlong_max: int = 0  # 0: the most that the limits allow
     max_staleness: int = 0  # as in rpr
+    checkpoint_every: int = 1  # as in sft
     loss: Loss = Loss.grpo
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(kind=Reward.binary))
@@ -397,7 +405,7 @@ class GrpoConfig(DrawsConfig):
         at_least("grpo", 1, steps=self.steps, groups=self.groups)
         at_least("grpo", 2, group_size=self.group_size)
         at_least("grpo", 0, max_staleness=self.max_staleness, repetition_penalty=self.repetition_penalty)
-        at_least("grpo", 0, overlong=self.overlong, overlong_max=self.overlong_max)
+        at_least("grpo", 0, overlong=self.overlong, overlong_max=self.overlong_max, checkpoint_every=self.checkpoint_every)
         if not 0.0 <= self.repetition_threshold <= 1.0:
             raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")
         if self.loss is Loss.dr_grpo and self.normalise:

@@ -110,6 +110,9 @@ class Runner:
         for snapshot in snapshots:
             await self._pool.discard(snapshot)
 
+    async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        return [snapshot for snapshot in snapshots if await self._pool.kept(snapshot)]
+
     async def _attempt(self, spec: EpisodeSpec, generator: Generator) -> ScoredRollout:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)

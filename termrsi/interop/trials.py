@@ -60,6 +60,9 @@ class RecordedRollouts:
     async def discard(self, snapshots: Sequence[Snapshot]) -> None:
         await self._rollouts.discard(snapshots)
 
+    async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        return await self._rollouts.kept(snapshots)
+
 
 def write(directory: Path, spec: EpisodeSpec, result: ScoredRollout | DroppedRollout, *, model: str = "") -> tuple[Path, Json]:
     """One trial directory, and its result. `result.json` comes last: a directory without one is half-written.

@@ -21,7 +21,7 @@ from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
 from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
-from termrsi.model.policy import enable_checkpointing, learn, load_module, untied_state
+from termrsi.model.policy import enable_checkpointing, learn, load_module, load_training, save_training, untied_state
 from termrsi.records import Sample, UpdateMetrics
 
 HEAD_FILE = "value_head.safetensors"
@@ -108,6 +108,15 @@ class CriticModel:
     def load_weights(self, weights: Mapping[str, Tensor]) -> str:
         """Take over what `weights_only` gave, with a fresh optimizer; returns the checksum. Raises CheckpointError."""
         self._masters.load_weights(weights)
+        return self.checksum()
+
+    def save_training(self, directory: Path | str) -> str:
+        """As of a policy: masters, the head's among them, and optimizer. Returns the checksum."""
+        return save_training(self._masters, directory, self.checksum())
+
+    def load_training(self, directory: Path | str) -> str:
+        """Go on from `save_training` of a critic of this depth; returns the checksum. Raises CheckpointError."""
+        load_training(self._masters, directory, self._device)
         return self.checksum()
 
     @property

@@ -4,6 +4,7 @@ It owns its parameters and its optimizer and knows nothing of actors. `termrsi.p
 """
 
 import difflib
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -124,16 +126,13 @@ class PolicyModel:
         """Of `state`."""
         return checkpoint.checksum(self.state())
 
-    def save_training(self, directory: Path | str) -> None:
-        """Masters and optimizer, about 12 bytes per weight: with it a resumed run goes on bit for bit."""
-        with checkpoint.atomic_directory(directory) as temporary:
-            save_file(self._masters.training_state(), temporary / TRAINING_FILE)
-            (temporary / "config.json").write_text(json.dumps({"checksum": self.checksum()}))
+    def save_training(self, directory: Path | str) -> str:
+        """Masters and optimizer, about 12 bytes per weight: with it a resumed run goes on bit for bit. Returns the checksum."""
+        return save_training(self._masters, directory, self.checksum())
 
     def load_training(self, directory: Path | str) -> str:
         """Go on from `save_training`; returns the checksum. Raises CheckpointError."""
-        checkpoint.verify(directory)
-        self._masters.load_training_state(load_file(Path(directory) / TRAINING_FILE, device=str(self._device)))
+        load_training(self._masters, directory, self._device)
         return self.checksum()
 
     # Learning
@@ -261,6 +260,24 @@ def learn(
     norm = masters.step(lr)
     extra = {"micro_batches": float(len(batches)), "padded_tokens": float(sum(micro.computed for micro in batches))}
     return UpdateMetrics(total, norm, sum(micro.tokens for micro in batches), time.perf_counter() - start, extra)
+
+
+def save_training(masters: Masters, directory: Path | str, checksum: str) -> str:
+    """Whole or not at all; returns `checksum`, which stands beside. Raises OSError, also where safetensors has one of its own."""
+    with checkpoint.atomic_directory(directory) as temporary:
+        try:
+            save_file(masters.training_state(), temporary / TRAINING_FILE)
+        except SafetensorError as error:  # knows a full disk by its text alone
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory)) from error
+        (temporary / "config.json").write_text(json.dumps({"checksum": checksum}))
+    return checksum
+
+
+def load_training(masters: Masters, directory: Path | str, device: torch.device) -> None:
+    """What `save_training` left. Raises CheckpointError if it is not whole, or of another model."""
+    checkpoint.verify(directory)
+    masters.load_training_state(load_file(Path(directory) / TRAINING_FILE, device=str(device)))
 
 
 def load_module(factory: type, directory: Path | str) -> PreTrainedModel:

@@ -77,6 +77,18 @@ class GroupBuffer(Generic[G]):
         self._slots[group_id] = (self.version, ())
         return True
 
+    def readmit(self, group_id: str, version: int) -> None:
+        """The slot that a group was given at `version`, in a buffer that goes on; in the order in which they were admitted.
+
+        Raises ValueError if none is free, if it was admitted before, or if it would be too old when it is trained.
+        """
+        trained_at = self.version + len(self._slots) // self.batch_groups
+        if trained_at - version > self.max_staleness:
+            raise ValueError(f"group {group_id} of version {version} would be trained at {trained_at}")
+        if not self.admit(group_id):
+            raise ValueError(f"group {group_id} does not fit into {self.capacity} slots")
+        self._slots[group_id] = (version, ())
+
     def put(self, group_id: str, group: G) -> None:
         """The group's rollouts are all there. Raises KeyError for one that holds no slot, ValueError if it came before."""
         version, held = self._slots[group_id]

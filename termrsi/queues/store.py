@@ -20,9 +20,11 @@ class GroupStore:
         self._changed = asyncio.Condition()
         self._phase = 0
 
-    async def reset(self, batch_groups: int, max_staleness: int) -> None:
+    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
         async with self._changed:
-            self._buffer = GroupBuffer(batch_groups, max_staleness)
+            self._buffer = GroupBuffer(batch_groups, max_staleness, version)
+            for group_id, born in held:
+                self._buffer.readmit(group_id, born)
             self._phase += 1
             self._changed.notify_all()
 

@@ -6,7 +6,7 @@ import os
 import socket
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +109,23 @@ def discard(snapshot: Snapshot, engine: str = "") -> None:
         client(engine).remove_image(snapshot.handle, force=True)
 
 
-def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False) -> list[str]:
-    """Removes containers, networks and volumes of dead processes of `owner` (None: of any) on this host; snapshots, if asked."""
+def kept(snapshot: Snapshot, engine: str = "") -> bool:
+    """Whether the engine still has its image. Raises SandboxError if it does not answer."""
+    from docker.errors import ImageNotFound
+
+    with told(snapshot.id):
+        try:
+            client(engine).inspect_image(snapshot.handle)
+        except ImageNotFound:
+            return False
+    return True
+
+
+def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False, keep: Collection[str] = frozenset()) -> list[str]:
+    """Removes containers, networks and volumes of dead processes of `owner` (None: of any) on this host; snapshots, if asked.
+
+    `keep`: ids of snapshots that stay all the same.
+    """
     from docker.errors import NotFound
 
     api = client(engine)
@@ -127,7 +142,7 @@ def reap(owner: str | None = None, engine: str = "", *, snapshots: bool = False)
         images = api.images(filters=here) if snapshots else []
         found += [("image", one, functools.partial(api.remove_image, one["Id"], force=True)) for one in images]
         for kind, one, remove in found:
-            if layers.is_left_over(one["Labels"][LABEL], owner):
+            if layers.is_left_over(one["Labels"][LABEL], owner) and one["Labels"][LABEL] not in keep:
                 with contextlib.suppress(NotFound):  # another start was first
                     remove()
                 removed.append(f"{kind} {one['Labels'][LABEL]}")

@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
@@ -551,8 +551,14 @@ def discard(snapshot: Snapshot) -> None:
     tree.remove(Path(snapshot.handle))
 
 
-def reap(owner: str | None = None, state_dir: Path | str | None = None, *, snapshots: bool = False) -> list[str]:
-    """Removes directories of dead processes of `owner` (None: any), and, if asked, their snapshots.
+def reap(
+    owner: str | None = None,
+    state_dir: Path | str | None = None,
+    *,
+    snapshots: bool = False,
+    keep: Collection[str] = frozenset(),
+) -> list[str]:
+    """Removes directories of dead processes of `owner` (None: any), and, if asked, their snapshots, but those of the ids `keep`.
 
     Their processes have ended with them; groups are found by `local.reap`.
     """
@@ -560,7 +566,7 @@ def reap(owner: str | None = None, state_dir: Path | str | None = None, *, snaps
     removed = []
     for kind in ("live", "snapshots") if snapshots else ("live",):
         for home in sorted((top / kind).glob("*")):
-            if layers.is_left_over(home.name, owner):
+            if layers.is_left_over(home.name, owner) and home.name not in keep:
                 tree.remove(home)
                 removed.append(str(home))
     return removed

@@ -180,6 +180,10 @@ class HostPool:
         """See `ports.SandboxPool`. A second time does nothing."""
         await self._machines.discard(snapshot)
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        """See `ports.SandboxPool`."""
+        return await self._machines.kept(snapshot)
+
     async def close(self) -> None:
         """Ends every sandbox, also leased ones; those who wait for a lease get SandboxError."""
         if not self._closed:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,13 +141,14 @@ def discard(directory: Path, snapshot_id: str) -> None:
     release(directory, chain, snapshot_id)
 
 
-def reap(directory: Path, owner: str | None, *, snapshots: bool) -> list[str]:
-    """Removes references, half-made layers and, if asked, snapshots of dead processes."""
+def reap(directory: Path, owner: str | None, *, snapshots: bool, keep: Collection[str] = frozenset()) -> list[str]:
+    """Removes references, half-made layers and, if asked, snapshots of dead processes, but those of the ids `keep`."""
     removed = []
     homes = directory / "snapshots"
     for home in sorted(homes.iterdir()) if homes.is_dir() else []:
         complete = (home / "manifest.json").exists()
-        if is_left_over(home.name, owner) and (snapshots or not complete):
+        wanted = home.name in keep or not snapshots
+        if is_left_over(home.name, owner) and not (complete and wanted):
             discard(directory, home.name)
             removed.append(str(home))
     stacks = directory / "layers"

@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -286,15 +286,22 @@ def discard(snapshot: Snapshot, state_dir: Path | str | None = None) -> None:
     layers.discard(layers.state_dir(state_dir), snapshot.id)
 
 
-def reap(owner: str | None = None, state_dir: Path | str | None = None, *, snapshots: bool = False) -> list[str]:
+def reap(
+    owner: str | None = None,
+    state_dir: Path | str | None = None,
+    *,
+    snapshots: bool = False,
+    keep: Collection[str] = frozenset(),
+) -> list[str]:
     """Removes what dead processes of `owner` (None: of any) left; names of what was removed.
 
     Processes and mounts end with their owner by themselves; what is left are groups, references and half-made
-    directories. Snapshots are a run's data, and kept for its resumption unless `snapshots` is set.
+    directories. Snapshots are a run's data, and kept for its resumption unless `snapshots` is set; those of the ids `keep` are
+    kept then, too.
     """
     removed = []
     for parent in cgroups.parents():
         for group in sorted(parent.glob("*-*-*-*")) if parent.is_dir() else []:
             if layers.is_left_over(group.name, owner) and cgroups.end([group]):
                 removed.append(str(group))
-    return removed + layers.reap(layers.state_dir(state_dir), owner, snapshots=snapshots)
+    return removed + layers.reap(layers.state_dir(state_dir), owner, snapshots=snapshots, keep=keep)

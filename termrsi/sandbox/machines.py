@@ -45,6 +45,10 @@ class Machines(Protocol):
         """A second time does nothing."""
         ...
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        """Whether it is still there; its digest is looked at when it is started from."""
+        ...
+
     def cost(self, task: TaskSpec) -> Cost:
         """What a sandbox of this task may come to use of its host."""
         ...
@@ -86,6 +90,9 @@ class LocalMachines:
         """See `Machines`."""
         await asyncio.to_thread(local.discard, snapshot, self.state_dir)
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return (Path(snapshot.handle) / "manifest.json").is_file()
+
     def cost(self, task: TaskSpec) -> Cost:
         """What is written is memory; a snapshot of it is disk."""
         memory, disk = _bounded(task.environment, self.limits)
@@ -117,6 +124,9 @@ class GvisorMachines:
     async def discard(self, snapshot: Snapshot) -> None:
         """See `Machines`."""
         await asyncio.to_thread(gvisor.discard, snapshot)
+
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return (Path(snapshot.handle) / "manifest.json").is_file()
 
     def cost(self, task: TaskSpec) -> Cost:
         """As `LocalMachines`, and gVisor itself."""
@@ -152,6 +162,9 @@ class DockerMachines:
     async def discard(self, snapshot: Snapshot) -> None:
         """See `Machines`."""
         await asyncio.to_thread(docker_engine.discard, snapshot, self.engine)
+
+    async def kept(self, snapshot: Snapshot) -> bool:
+        return await asyncio.to_thread(docker_engine.kept, snapshot, self.engine)
 
     def cost(self, task: TaskSpec) -> Cost:
         """The writable layer is the engine's disk."""

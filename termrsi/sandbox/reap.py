@@ -3,23 +3,30 @@
 import os
 import re
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from termrsi.sandbox import docker_engine, gvisor, image, layers, local, tree
 
 
 def everything(
-    state_dir: Path | str | None = None, *, owner: str | None = None, docker: bool = True, cache_dir: Path | str | None = None
+    state_dir: Path | str | None = None,
+    *,
+    owner: str | None = None,
+    docker: bool = True,
+    cache_dir: Path | str | None = None,
+    keep: Collection[str] = frozenset(),
 ) -> list[str]:
     """Removes groups, layers, containers, checkpoints, snapshots and half-made images whose process is gone; what, by name.
 
     `owner`: only of that one. `docker`: False leaves the engine alone; an engine that does not answer has nothing of ours.
+    `keep`: ids of snapshots that a run goes on from.
     """
-    removed = local.reap(owner, state_dir, snapshots=True) + gvisor.reap(owner, state_dir, snapshots=True)
+    removed = local.reap(owner, state_dir, snapshots=True, keep=keep) + gvisor.reap(owner, state_dir, snapshots=True, keep=keep)
     removed += _scratch(Path(tempfile.gettempdir())) + _scratch(layers.state_dir(state_dir) / "base")
     removed += image.reap(cache_dir) if cache_dir is not None else []
     if docker and docker_engine.answers():
-        removed += docker_engine.reap(owner, snapshots=True)
+        removed += docker_engine.reap(owner, snapshots=True, keep=keep)
     return removed
 
 

@@ -28,12 +28,24 @@ from termrsi.ports import (
     Verifier,
     Writer,
 )
-from termrsi.records import Calls, DroppedRollout, EpisodeSpec, Limits, Message, SamplingParams, ScoredRollout, TaskSpec, Writing
+from termrsi.records import (
+    Calls,
+    DroppedRollout,
+    EpisodeSpec,
+    Limits,
+    Message,
+    SamplingParams,
+    ScoredRollout,
+    TaskSpec,
+    WeightsVersion,
+    Writing,
+)
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
 from termrsi.stages.finished import FinishedRollouts
 
 Log = Callable[[str, dict[str, float]], None]
+ROLLOUTS = "rollouts.jsonl"
 
 
 @dataclass(slots=True)
@@ -118,17 +130,28 @@ class Context:
     inputs: dict[str, Path]
     log: Log
     progress: Progress
-    sync: Callable[[], Awaitable[None]]  # publish the policy's weights and have the generator pull them
+    publish: Callable[[], Awaitable[WeightsVersion]]  # the policy's weights, and have the generator pull them
     writer: Callable[[str], Writer]  # the model that plays a role: planner, critic, judge, ...
     busy: Callable[[], Awaitable[dict[str, float]]] = nobody_counts  # seconds of work of each kind of actor since its start
     auditor: Auditor | None = None  # of an audit alone
     finished: FinishedRollouts | None = None
+    served: dict[int, str] = field(default_factory=dict)  # by their version: checksums of what the generator has served
     costs: Costs = field(default_factory=Costs)
     started_s: float = field(default_factory=time.monotonic)
     clock: Callable[[], float] = time.monotonic
     busy_before: dict[str, float] = field(default_factory=dict)  # as `busy` had it when the stage began
     phases: dict[str, dict[str, float]] = field(default_factory=dict)  # of each part of the stage: seconds of work, of all
     _phase: tuple[str, float, dict[str, float]] | None = None  # the one under way: name, start, `busy` then
+
+    async def sync(self) -> None:
+        """From here on the generator serves the policy's present weights."""
+        weights = await self.publish()
+        self.served[weights.version] = weights.checksum
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the generator serves."""
+        return max(self.served, default=0)
 
     def sampling(self, temperature: float, top_p: float = 1.0, max_tokens: int = 0) -> SamplingParams:
         return SamplingParams(temperature, top_p, max_tokens or self.config.sampling.max_tokens)
@@ -166,12 +189,13 @@ class Context:
         self,
         specs: Sequence[EpisodeSpec],
         what: str,
-        file: str = "rollouts.jsonl",
+        file: str = ROLLOUTS,
         *,
         advance: Callable[[str], None] | None = None,
+        since: int | None = None,
     ) -> list[ScoredRollout]:
         """All of `stream`, in the order of `specs`."""
-        async with aclosing(self.stream(specs, what, file, advance=advance)) as results:
+        async with aclosing(self.stream(specs, what, file, advance=advance, since=since)) as results:
             found = {result.rollout.id: result async for result in results}
         return [found[s.id] for s in specs if s.id in found]
 
@@ -179,37 +203,38 @@ class Context:
         self,
         specs: Sequence[EpisodeSpec],
         what: str,
-        file: str = "rollouts.jsonl",
+        file: str = ROLLOUTS,
         *,
         advance: Callable[[str], None] | None = None,
+        since: int | None = None,
     ) -> AsyncGenerator[ScoredRollout, None]:
         """Run, write each as it finishes, count what machine faults cost; close it, so that what still runs gives back its sandbox.
 
         `advance`: called per episode instead of a progress bar and a clock of this call's own (several calls at once).
+        `since`: of a stage that trains, the version of the weights that were served when these episodes might first begin: what had
+        finished before a stop counts if those or later ones sampled it. None: the weights stay what they are.
         """
         tick = advance or self.progress.advance
         if advance is None:
             self.progress.begin(what, len(specs))
         start_s = time.monotonic()
-        finished = self.finished if self.finished is not None else ()
+        finished, done = await self._done(specs, file, since)
         for spec in specs:
-            if self.finished is not None and spec.id in self.finished:
+            if finished is not None and spec.id in done:
                 tick("finished before")
-                yield self.finished.of(spec.id)
+                yield finished.of(spec.id)
+        left = {spec.id: spec for spec in specs if spec.id not in done}
         with (self.out / file).open("a", encoding="utf-8") as sink:
-            async with aclosing(self.rollouts.run([s for s in specs if s.id not in finished])) as results:
+            async with aclosing(self.rollouts.run(list(left.values()))) as results:
                 async for result in results:
-                    line = {"label": what, **asdict(result)}
+                    self._count(result)
+                    await self.keep_costs()  # before its line: what is found again is counted
+                    line = {"label": what, **self._origin(left, result), **asdict(result)}
                     sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
                     sink.flush()
                     if isinstance(result, DroppedRollout):
-                        self.costs.dropped += 1
-                        self._count_calls(result.lost)
-                        await self.keep_costs()
                         tick(f"dropped: {result.reason}")
                         continue
-                    self._count(result)
-                    await self.keep_costs()
                     tick("")
                     yield result
         if advance is None:
@@ -280,7 +305,34 @@ class Context:
         earlier = self.phases.get(what, {})
         return self.phases | {what: {part: earlier.get(part, 0.0) + seconds for part, seconds in now.items()}}
 
-    def _count(self, result: ScoredRollout) -> None:
+    async def _done(
+        self, specs: Sequence[EpisodeSpec], file: str, since: int | None
+    ) -> tuple[FinishedRollouts | None, frozenset[str]]:
+        """Where earlier lives of the stage wrote, and the ids of those among `specs` that are finished there and count."""
+        if self.finished is None:
+            return None, frozenset()
+        finished = self.finished if file == ROLLOUTS else FinishedRollouts(self.out / file)
+        if since is None:
+            return finished, frozenset(spec.id for spec in specs if spec.id in finished)
+        served = {checksum for version, checksum in self.served.items() if version >= since}
+        found = {spec.id: finished.snapshot(spec.id) for spec in specs if finished.counts(spec, served)}
+        kept = {snapshot.id for snapshot in await self.rollouts.kept([s for s in found.values() if s is not None])}
+        return finished, frozenset(name for name, snapshot in found.items() if snapshot is None or snapshot.id in kept)
+
+    def _origin(self, specs: dict[str, EpisodeSpec], result: ScoredRollout | DroppedRollout) -> dict[str, object]:
+        """Checksums of the weights that sampled it (none if one of them is not known), and the snapshot that it began from."""
+        if isinstance(result, DroppedRollout):
+            return {}
+        rollout = result.rollout
+        weights = [self.served.get(version, "") for version in range(rollout.version_low, rollout.version_high + 1)]
+        point = specs[rollout.id].recovery
+        return {"weights": weights if all(weights) else [], "began": point.snapshot.id if point is not None else ""}
+
+    def _count(self, result: ScoredRollout | DroppedRollout) -> None:
+        if isinstance(result, DroppedRollout):
+            self.costs.dropped += 1
+            self._count_calls(result.lost)
+            return
         rollout, costs = result.rollout, self.costs
         costs.episodes += 1
         own = Calls(rollout.prompt_tokens, rollout.completion_tokens, rollout.cached_tokens, rollout.cost)

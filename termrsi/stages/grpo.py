@@ -8,6 +8,7 @@ costs (DAPO), before the advantages are made and in no reward that is logged.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from termrsi.config.stages import GrpoConfig
 from termrsi.records import FinishedGroup, ScoredRollout
@@ -21,7 +22,7 @@ from termrsi.stages.sampler import Sampler, rollouts_of
 async def run(ctx: Context, config: GrpoConfig) -> StageResult:
     """Writes `policy/` (retained) and `retention.json`."""
     loop = _Loop(ctx, config)
-    keeper = await phase.play(ctx, loop.sampler(), loop.step, steps=config.steps, retention=config.retention)
+    keeper = await phase.play(ctx, loop, steps=config.steps, retention=config.retention, checkpoint_every=config.checkpoint_every)
     own: phase.Summary = {
         "reward_first": loop.rewards[0],
         "reward_last": loop.rewards[-1],
@@ -50,6 +51,15 @@ class _Loop:
             batch_episodes=config.groups * config.group_size,
             accept=self._teaches if config.only_contrast else None,
         )
+
+    async def state(self) -> dict[str, Any]:
+        return {"rewards": list(self.rewards), "refused": self.refused, "told": self._told}
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        self.rewards, self.refused, self._told = state["rewards"], state["refused"], state["told"]
+
+    async def let_go(self, step: int) -> None:
+        """Nothing is held for it."""
 
     async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config

@@ -6,7 +6,7 @@ A line is whole or it is dropped: a kill in the middle of writing costs the item
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,22 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._keys.add(key)
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Drops the lines of all other keys: those items are undone. Whole on disk on return, or as it was."""
+        if self._keys <= set(keys):
+            return
+        draft = self._path.with_name(f"{self._path.name}.part")
+        with draft.open("w", encoding="utf-8") as file:
+            for key, value in self._lines():
+                if key in keys:
+                    file.write(json.dumps({"key": key, "value": value}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._file.close()
+        draft.rename(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._keys &= set(keys)
 
     def items(self) -> Iterator[tuple[str, Value]]:
         """All that is finished, line by line, in the order in which they ended."""

@@ -3,7 +3,8 @@
 `decide` is a pure function of the logged scores. Ties go to the earlier step, so a candidate must gain more than `min_gain`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from termrsi.algo import metrics
 from termrsi.config.stages import EvaluateConfig, RetentionConfig
@@ -83,6 +84,16 @@ class Keeper:
 
     async def start(self) -> None:
         await self._save()
+
+    def state(self) -> dict[str, Any]:
+        """JSON, for `restored`. The weights are not in it: they lie where they were saved."""
+        return {"before": self.before, "best": asdict(self.best), "log": list(self.log)}
+
+    @classmethod
+    def restored(cls, ctx: Context, config: RetentionConfig, state: dict[str, Any]) -> "Keeper":
+        keeper = cls(ctx, config, Candidate(**state["best"]))
+        keeper.before, keeper.log = state["before"], state["log"]
+        return keeper
 
     async def offer(self, candidate: Candidate) -> bool:
         """Keep the candidate's weights, actor and critic of the same step, if it replaces the incumbent."""

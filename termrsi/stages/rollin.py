@@ -60,17 +60,35 @@ def specs_of(
     ]
 
 
+class StepTasks:
+    """The train tasks of step 1, 2, ... of a stage: by the run's seed, the stage's name and the step's number alone."""
+
+    def __init__(self, ctx: Context, tasks: int) -> None:
+        self._stream, self._tasks = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}"), tasks
+        self._step = 0
+        self._taken: list[TaskSpec] = []
+
+    def of(self, step: int) -> list[TaskSpec]:
+        """Raises ValueError for a step before the last that was asked for."""
+        if step < self._step:
+            raise ValueError(f"step {step} comes after {self._step}")
+        while self._step < step:
+            self._taken, self._step = self._stream.take(self._tasks), self._step + 1
+        return self._taken
+
+
 class GroupDraw:
     """The episodes of slot 0, 1, ... of a `Sampler` whose slots are groups of one task: so many groups are a step."""
 
     def __init__(self, ctx: Context, groups: int, samples: int, temperature: float) -> None:
         self._ctx = ctx
         self._groups, self._samples, self._temperature = groups, samples, temperature
-        self._stream = TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
-        self._specs: list[EpisodeSpec] = []  # of the step that is being drawn
+        self._steps = StepTasks(ctx, groups)
+        self._specs: tuple[int, list[EpisodeSpec]] = (0, [])  # of the step that is being drawn
 
     async def __call__(self, number: int) -> Sequence[EpisodeSpec]:
-        step, place = divmod(number, self._groups)
-        if place == 0:
-            self._specs = specs_of(self._ctx, self._stream.take(self._groups), step + 1, self._samples, self._temperature)
-        return self._specs[place * self._samples : (place + 1) * self._samples]
+        """Numbers ascend; a stage that goes on begins with a later one, and draws the same as it had."""
+        step, place = number // self._groups + 1, number % self._groups
+        if self._specs[0] != step:
+            self._specs = (step, specs_of(self._ctx, self._steps.of(step), step, self._samples, self._temperature))
+        return self._specs[1][place * self._samples : (place + 1) * self._samples]

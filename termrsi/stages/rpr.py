@@ -12,6 +12,7 @@ Rollouts come through the buffer: at most `max_staleness` updates older than the
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from termrsi.config.choices import RefitValueHead
 from termrsi.config.stages import RprConfig
@@ -30,7 +31,7 @@ async def run(ctx: Context, config: RprConfig) -> StageResult:
     if ctx.critic is None:
         raise StageError("no critic host", ctx.name)
     own = _Phase(ctx, config, ctx.critic)
-    keeper = await phase.play(ctx, own.sampler(), own.step, steps=config.steps, retention=config.retention)
+    keeper = await phase.play(ctx, own, steps=config.steps, retention=config.retention, checkpoint_every=config.checkpoint_every)
     told: phase.Summary = {"reward_first": own.rewards[0], "reward_last": own.rewards[-1], "ev_last": own.evs[-1]}
     return phase.result(ctx, keeper, config.steps, told, "policy", "critic")
 
@@ -58,6 +59,15 @@ class _Phase:
             max_staleness=config.max_staleness,
             batch_episodes=config.tasks_per_step * config.samples_per_task,
         )
+
+    async def state(self) -> dict[str, Any]:
+        return {"rewards": list(self.rewards), "evs": list(self.evs)}
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        self.rewards, self.evs = state["rewards"], state["evs"]
+
+    async def let_go(self, step: int) -> None:
+        """Nothing is held for it."""
 
     async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
         ctx, config = self._ctx, self._config

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from termrsi.errors import StageError
 from termrsi.records import EpisodeSpec, FinishedGroup, ScoredRollout
@@ -46,14 +47,18 @@ class Sampler:
         self._running: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None]
         self._next_slot = asyncio.Lock()
-        self._slots = 0
+        self._next = 0  # number of the slot that is admitted next
+        self._open: dict[int, tuple[int, int]] = {}  # not trained, not dropped: learner's and generator's version at admission
+        self._training: list[int] = []
+        self._trained = 0  # batches
         self._lost_in_a_row = 0
         self._accept, self._refused_in_a_row = accept, 0
         self._bar = False
         self._ahead = 0  # episodes that finished while no batch was waited for
 
     async def __aenter__(self) -> "Sampler":
-        await self._ctx.groups.reset(self._batch_groups, self._max_staleness)
+        held = [(self._slot(number), born) for number, (born, _) in self._open.items()]
+        await self._ctx.groups.reset(self._batch_groups, self._max_staleness, self._trained, held)
         self._failed = asyncio.get_running_loop().create_future()
         self._start(self._fill())
         return self
@@ -81,7 +86,9 @@ class Sampler:
             await asyncio.wait([taking, self._failed], return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
                 self._failed.result()
-            return await taking
+            groups = await taking
+            self._training = [int(group.group_id.rpartition("/")[2]) for group in groups]
+            return groups
         finally:
             taking.cancel()
             self._bar = False
@@ -90,7 +97,32 @@ class Sampler:
 
     async def trained(self) -> None:
         """The learner is done with the last batch and the generator serves the new weights."""
+        for number in self._training:
+            del self._open[number]
+        self._training = []
+        self._trained += 1
         await self._ctx.groups.trained()
+
+    def state(self) -> dict[str, Any]:
+        """JSON, for `restore`: as all stands once the batch that was handed out last is `trained`.
+
+        Of a group that is sampled, or waits for its batch, no more than its slot: its episodes are found again where they were
+        written, and those that had not finished are run again.
+        """
+        waiting = [[number, *versions] for number, versions in self._open.items() if number not in self._training]
+        return {
+            "next": self._next,
+            "trained": self._trained + bool(self._training),
+            "open": waiting,
+            "lost": self._lost_in_a_row,
+            "refused": self._refused_in_a_row,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Before `async with`."""
+        self._next, self._trained = state["next"], state["trained"]
+        self._open = {number: (born, since) for number, born, since in state["open"]}
+        self._lost_in_a_row, self._refused_in_a_row = state["lost"], state["refused"]
 
     def _start(self, job: Awaitable[None]) -> None:
         task = asyncio.ensure_future(job)
@@ -104,20 +136,28 @@ class Sampler:
             self._failed.set_exception(error)
 
     async def _fill(self) -> None:
-        for _ in range(self._batches * self._batch_groups):
+        held = list(self._open)
+        async with self._next_slot:  # those that had a slot before the stage was stopped come first
+            for number in held:
+                self._start(self._run(number, await self._draw(number)))
+        for _ in range((self._batches - self._trained) * self._batch_groups - len(held)):
             await self._begin_next()
 
     async def _begin_next(self) -> None:
         async with self._next_slot:
-            number = self._slots
-            self._slots += 1
-            slot = f"{self._ctx.name}/{number}"
-            await self._ctx.groups.admit(slot)
+            number = self._next
+            await self._ctx.groups.admit(self._slot(number))
+            self._next += 1
+            self._open[number] = (self._trained, self._ctx.version)
             specs = await self._draw(number)
-        self._start(self._run(slot, specs))
+        self._start(self._run(number, specs))
 
-    async def _run(self, slot: str, specs: Sequence[EpisodeSpec]) -> None:
-        scored = await self._ctx.episodes(specs, slot, advance=self._advance)
+    def _slot(self, number: int) -> str:
+        return f"{self._ctx.name}/{number}"
+
+    async def _run(self, number: int, specs: Sequence[EpisodeSpec]) -> None:
+        slot, (_, since) = self._slot(number), self._open[number]
+        scored = await self._ctx.episodes(specs, slot, advance=self._advance, since=since)
         if scored:
             self._lost_in_a_row = 0
             if self._accept is None or self._accept(scored):
@@ -127,6 +167,7 @@ class Sampler:
             self._refuse()
         else:
             self._lose()
+        del self._open[number]  # at once with the verdict: a checkpoint has both or neither
         await self._ctx.groups.drop(slot)
         await self._begin_next()
 

@@ -6,6 +6,7 @@ from termrsi.config.stages import EvaluateConfig, SftConfig
 from termrsi.datasets import DataSet
 from termrsi.errors import StageError
 from termrsi.stages.base import Context, StageResult
+from termrsi.stages.checkpoints import Checkpoints
 from termrsi.stages.scoring import score
 
 
@@ -13,23 +14,29 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
     """Writes `policy/`. The order of samples is a seeded shuffle per epoch. Validation, if asked for, changes nothing."""
     data = read(ctx)
     count = min(len(data), config.max_samples or len(data))
-    steps = config.epochs * -(-count // config.batch)
-    before = await _validation(ctx, config, "before")
-    ctx.progress.begin(f"{ctx.name}: {count} samples, {steps} steps", steps)
+    rows = order(count, config, f"{ctx.config.seed}/{ctx.name}")
     losses: list[float] = []
-    for epoch in range(config.epochs):
-        order = list(range(count))
-        random.Random(f"{ctx.config.seed}/{ctx.name}/{epoch}").shuffle(order)
-        for start in range(0, len(order), config.batch):
-            lr = learning_rate(len(losses), steps, config.lr, config.warmup)
-            batch = [data[i].sample for i in order[start : start + config.batch]]
-            metrics = await ctx.policy.fit(batch, lr)
+    with Checkpoints(ctx, config.checkpoint_every, len(rows), {"policy": ctx.policy}) as checkpoints:
+        _, found = await checkpoints.take_up()
+        if found is None:
+            before = await _validation(ctx, config, "before")
+        else:
+            losses, before = found["losses"], found["before"]
+        ctx.progress.begin(f"{ctx.name}: {count} samples, {len(rows)} steps", len(rows))
+        for _ in losses:
+            ctx.progress.advance("finished before")
+        for batch in rows[len(losses) :]:
+            lr = learning_rate(len(losses), len(rows), config.lr, config.warmup)
+            metrics = await ctx.policy.fit([data[i].sample for i in batch], lr)
             losses.append(metrics.loss)
             ctx.costs.trained_tokens += metrics.tokens
             ctx.costs.learn_s += metrics.seconds
-            ctx.log(ctx.name, {"step": len(losses), "loss": metrics.loss, "grad_norm": metrics.grad_norm, "lr": lr})
+            step = len(losses)
+            ctx.log(ctx.name, {"step": step, "loss": metrics.loss, "grad_norm": metrics.grad_norm, "lr": lr})
             ctx.progress.advance(f"loss {metrics.loss:.3f}")
-    ctx.progress.end()
+            own = {"losses": losses, "before": before} if checkpoints.due(step) else None
+            await checkpoints.add(step, {"rows": batch}, own)
+        ctx.progress.end()
     data.close()
     await ctx.policy.save(str(ctx.out / "policy"))
     summary: dict[str, float | int | str | None] = {
@@ -44,6 +51,16 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
         summary |= {"validation_before": before[0], "validation_after": after[0] if after else None}
         summary |= {"progress_before": before[1], "progress_after": after[1] if after else None}
     return StageResult({"policy": str(ctx.out / "policy")}, summary)
+
+
+def order(count: int, config: SftConfig, seed: str) -> list[list[int]]:
+    """The rows of each step's batch: by the number of rows, the configuration and the seed alone."""
+    batches: list[list[int]] = []
+    for epoch in range(config.epochs):
+        rows = list(range(count))
+        random.Random(f"{seed}/{epoch}").shuffle(rows)
+        batches += [rows[start : start + config.batch] for start in range(0, count, config.batch)]
+    return batches
 
 
 async def _validation(ctx: Context, config: SftConfig, when: str) -> tuple[float, float] | None:

@@ -194,8 +194,10 @@ async def test_a_lease_too_many_waits_for_a_release(pool: ports.SandboxPool) -> 
 
 async def test_a_discarded_or_unknown_snapshot_is_an_error_and_costs_no_place(pool: ports.SandboxPool, box: ports.Sandbox) -> None:
     snapshot = await box.snapshot()
+    assert await pool.kept(snapshot)
     await pool.discard(snapshot)
     await pool.discard(snapshot)
+    assert not await pool.kept(snapshot)
     for _ in range(5):
         with pytest.raises(SandboxError):
             await pool.lease(TASK, snapshot)

@@ -13,7 +13,7 @@ from termrsi.config.stages import AuditConfig
 from termrsi.errors import StageError, TaskError
 from termrsi.pipeline import Pipeline
 from termrsi.ports import Auditor
-from termrsi.records import Finding, Outcome, TaskAudit, TaskSpec
+from termrsi.records import Finding, Outcome, TaskAudit, TaskSpec, WeightsVersion
 from termrsi.stages import audit
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.roles import PolicyWriter
@@ -36,7 +36,8 @@ class Told:
 def context(out: Path, auditor: Auditor) -> Context:
     made = fakes.dry_parts()
 
-    async def sync() -> None: ...
+    async def publish() -> WeightsVersion:
+        raise AssertionError("it trains nothing")
 
     return Context(
         config=Config(),
@@ -59,7 +60,7 @@ def context(out: Path, auditor: Auditor) -> Context:
         inputs={},
         log=lambda stage, values: None,
         progress=Progress(),
-        sync=sync,
+        publish=publish,
         auditor=auditor,
     )
 

@@ -564,7 +564,7 @@ async def test_reterm_frees_what_its_queue_pushes_out_and_takes_the_newest(bench
     monkeypatch.setattr(queue, "push", watch)
     await reterm.run(bench.ctx("reterm"), reterm_config(capacity=2, recovery_groups=1, steps=4))
     assert [points for _, points in held] == [4] * 4
-    assert [snapshots for snapshots, _ in held] == [16] + [16 + 1] * 3  # this step's, and the one left of the last step
+    assert [snapshots for snapshots, _ in held] == [16] + [16 + 2] * 3  # this step's, what it began from, and the one left
     for spec in bench.runner.specs:
         if spec.recovery:
             assert int(spec.id.split("/")[1]) == spec.recovery.born_step + 1

@@ -14,7 +14,7 @@ from termrsi.config.choices import Author as Kind
 from termrsi.config.schema import Config
 from termrsi.config.stages import SynthesiseConfig
 from termrsi.ports import Writer
-from termrsi.records import Message, SamplingParams, Writing
+from termrsi.records import Message, SamplingParams, WeightsVersion, Writing
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.verifier import HarborVerifier
 from termrsi.sandbox.host_pool import HostPool
@@ -54,14 +54,15 @@ async def pool(tmp_path: Path) -> AsyncIterator[HostPool]:
 def context(out: Path, pool: HostPool, writer: Writer) -> Context:
     made = fakes.dry_parts()
 
-    async def sync() -> None: ...
+    async def publish() -> WeightsVersion:
+        raise AssertionError("it trains nothing")
 
     out.mkdir()
     return Context(
         config=Config(), name="synth", out=out, tasks=Splits(*made.tasks), checks=made.checks, chat=made.chat,
         generator=made.generator, writer=lambda role: writer, rollouts=made.rollouts, policy=made.policy, critic=None,
         reference=None, queue=None, groups=made.groups, scan=made.scan, pool=pool, verifier=HarborVerifier(), inputs={},
-        log=lambda stage, values: None, progress=Progress(), sync=sync,
+        log=lambda stage, values: None, progress=Progress(), publish=publish,
     )  # fmt: skip
 
 

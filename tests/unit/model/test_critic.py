@@ -169,3 +169,21 @@ def test_a_new_critic_may_keep_the_first_blocks_only(tiny: Path, tmp_path: Path,
     with pytest.raises(ConfigError, match="critic_layers=3") as caught:
         CriticModel(tiny, layers=3)
     assert "0 (all) to 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_a_resumed_critic_goes_on_bit_for_bit(tiny: Path, tmp_path: Path, make_samples: Make, compute: Compute) -> None:
+    """Head, body and both moments; of a critic of another depth it is refused."""
+    critic = CriticModel(tiny, compute=compute, layers=1)
+    for seed in range(2):
+        critic.update(make_samples(seed=seed), lr=1e-3, value_clip=0.0)
+    assert critic.save_training(tmp_path / "training") == critic.checksum()
+    other = CriticModel(tiny, compute=compute, layers=1)
+    assert other.load_training(tmp_path / "training") == critic.checksum()
+    assert not other.fresh_optimizer
+    for model in (critic, other):
+        model.update(make_samples(seed=3), lr=1e-3, value_clip=0.0)
+    for name, weight in critic.weights_only().items():
+        assert torch.equal(weight, other.weights_only()[name])
+    with pytest.raises(CheckpointError, match="of another model"):
+        CriticModel(tiny, compute=compute).load_training(tmp_path / "training")

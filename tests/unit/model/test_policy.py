@@ -226,7 +226,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tiny: Path, tmp_path: Path, make_samp
     policy = PolicyModel(tiny, compute=compute)
     for _ in range(2):
         policy.fit(make_samples(), lr=1e-3)
-    policy.save_training(tmp_path / "training")
+    assert policy.save_training(tmp_path / "training") == policy.checksum()
     other = PolicyModel(tiny, compute=compute)
     assert other.load_training(tmp_path / "training") == policy.checksum()
     for model in (policy, other):

@@ -117,3 +117,23 @@ def test_refusals() -> None:
         buffer.take()
     with pytest.raises(ValueError, match="is being trained"):
         buffer.drop("a")
+
+
+def test_a_buffer_goes_on_with_the_slots_that_were_held() -> None:
+    """At version 3 with one update of lag: what was admitted at 2 comes first, then what is new."""
+    buffer: GroupBuffer[str] = GroupBuffer(2, 1, 3)
+    buffer.readmit("a", 2)
+    buffer.readmit("b", 3)
+    assert buffer.sampling == ("a", "b")
+    assert buffer.free == 2
+    assert buffer.admit("c")
+    for name in ("b", "a"):
+        buffer.put(name, name)
+    assert [(r.group_id, r.version, r.staleness) for r in buffer.take() or []] == [("a", 2, 1), ("b", 3, 0)]
+    with pytest.raises(ValueError, match="a was admitted before"):
+        buffer.readmit("a", 3)
+    buffer.readmit("d", 3)
+    with pytest.raises(ValueError, match="e of version 3 would be trained at 5"):
+        buffer.readmit("e", 3)
+    with pytest.raises(ValueError, match="e does not fit into 4 slots"):
+        buffer.readmit("e", 5)

@@ -40,6 +40,18 @@ def test_the_dead_ones_go_and_the_living_stay(tmp_path: Path) -> None:
     assert all(path.exists() for path in kept if living in path.name)
 
 
+def test_what_a_run_goes_on_from_stays(tmp_path: Path) -> None:
+    wanted, other = dead_label("run"), dead_label("run")
+    for label in (wanted, other):
+        holdings(tmp_path, label)
+        (tmp_path / "snapshots" / label / "manifest.json").write_text("{}")
+    reap.everything(tmp_path, docker=False, keep={wanted})
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [wanted]
+    assert [path.name for path in (tmp_path / "gvisor" / "snapshots").iterdir()] == [wanted]
+    assert [path.name for path in (tmp_path / "layers" / wanted / "users").iterdir()] == [wanted]
+    assert not (tmp_path / "layers" / other).exists()
+
+
 def test_a_layer_whose_last_user_left_as_it_was_killed_goes_too(tmp_path: Path) -> None:
     dead, living = dead_label("run"), layers.label("run")
     for label in (dead, living):

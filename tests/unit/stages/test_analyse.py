@@ -98,7 +98,7 @@ class Evaluated:
             inputs=inputs,
             log=lambda stage, values: None,
             progress=Progress(),
-            sync=lambda: made.generator.pull(None),  # type: ignore[arg-type]  # never called
+            publish=made.policy.publish,
         )
 
 

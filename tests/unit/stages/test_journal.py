@@ -23,6 +23,18 @@ def test_what_was_added_is_there_for_the_next_owner(tmp_path: Path) -> None:
             again.add("a", 3)
 
 
+def test_what_is_undone_goes_and_may_be_done_again(tmp_path: Path) -> None:
+    with Journal(tmp_path / "items.jsonl") as journal:
+        for key in ("1", "2", "3"):
+            journal.add(key, f"first {key}")
+        journal.keep(["1", "2", "4"])
+        assert list(journal.items()) == [("1", "first 1"), ("2", "first 2")]
+        journal.add("3", "second")
+        journal.keep(["3", "2", "1"])
+    with Journal(tmp_path / "items.jsonl") as again:
+        assert dict(again.items()) == {"1": "first 1", "2": "first 2", "3": "second"}
+
+
 @given(st.lists(st.text(max_size=8), max_size=5), st.integers(0, 200))
 def test_a_file_cut_anywhere_keeps_its_whole_lines(tmp_path_factory: pytest.TempPathFactory, texts: list[str], cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "items.jsonl"

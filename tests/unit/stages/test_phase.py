@@ -37,7 +37,13 @@ class Bench:
         self.begun: list[int] = []  # the policy's weights as each step began
         self.policy, self.critic = Host("policy", self.did), Host("critic", self.did)
         self.ctx: Any = SimpleNamespace(
-            name="rpr", out=root, policy=self.policy, critic=self.critic, sync=self.sync, log=lambda stage, values: None
+            name="rpr",
+            out=root,
+            policy=self.policy,
+            critic=self.critic,
+            sync=self.sync,
+            log=lambda stage, values: None,
+            finished=None,
         )
 
         async def measure(ctx: Any, step: int, config: RetentionConfig) -> Candidate:
@@ -49,16 +55,27 @@ class Bench:
     async def sync(self) -> None:
         self.did.append("served")
 
-    async def step(self, number: int, groups: list[Any]) -> None:
+    async def step(self, step: int, groups: list[Any]) -> None:
         self.begun.append(self.policy.weights)
         self.policy.weights += 1
         self.critic.weights += 10
-        self.did.append(f"step {number}")
+        self.did.append(f"step {step}")
+
+    def sampler(self) -> Any:
+        return Sampler(self.did)
+
+    async def state(self) -> dict[str, Any]:
+        raise AssertionError("there are no checkpoints")
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        raise AssertionError("there are no checkpoints")
+
+    async def let_go(self, step: int) -> None:
+        assert step == len(self.begun)
 
     async def play(self, steps: int, **retention: Any) -> retain.Keeper:
-        sampler: Any = Sampler(self.did)
         rule = RetentionConfig(max_drop=1.0, **retention)
-        return await phase.play(self.ctx, sampler, self.step, steps=steps, retention=rule)
+        return await phase.play(self.ctx, self, steps=steps, retention=rule, checkpoint_every=1)
 
 
 class Sampler:

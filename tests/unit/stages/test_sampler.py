@@ -24,17 +24,26 @@ class Bench:
     def __init__(self) -> None:
         self.drawn: list[int] = []
         self.cancelled: list[str] = []
+        self.since: dict[str, int] = {}
         self.open: dict[str, asyncio.Future[list[ScoredRollout]]] = {}
         self.opened = asyncio.Event()
         self.ctx: Any = SimpleNamespace(
-            name="rpr", groups=GroupStore(), progress=Progress(), costs=SimpleNamespace(rollout_s=0.0), episodes=self._episodes
+            name="rpr",
+            groups=GroupStore(),
+            progress=Progress(),
+            costs=SimpleNamespace(rollout_s=0.0),
+            episodes=self._episodes,
+            version=7,
         )
 
     async def draw(self, number: int) -> Sequence[EpisodeSpec]:
         self.drawn.append(number)
         return []
 
-    async def _episodes(self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None]) -> list[ScoredRollout]:
+    async def _episodes(
+        self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None], since: int
+    ) -> list[ScoredRollout]:
+        self.since[what] = since
         self.open[what] = asyncio.get_running_loop().create_future()
         self.opened.set()
         try:
@@ -232,3 +241,38 @@ async def test_an_error_before_the_batch_is_asked_for_is_kept_for_it() -> None:
         await bench.settle()
         with pytest.raises(StageError, match="no queue"):
             await sampler.batch("step 1")
+
+
+async def test_it_goes_on_with_the_slots_that_it_had() -> None:
+    """One update ahead; after a batch of which a group was refused, with two groups under way."""
+    first = Bench()
+    async with first.sampler(batches=3, max_staleness=1, accept=lambda found: found[0].rollout.id != "r1") as sampler:
+        await first.until_open(4)
+        for number in (0, 1, 2):
+            first.end(number)
+        assert ids(await sampler.batch("step 1")) == ["r0", "r2"]
+        await first.until_open(5)
+        first.ctx.version = 8
+        state = sampler.state()
+        assert state == {"next": 5, "trained": 1, "open": [[3, 0, 7], [4, 0, 7]], "lost": 0, "refused": 0}
+        await sampler.trained()
+        await first.settle()
+        assert {**sampler.state(), "open": sampler.state()["open"][:2]} == state | {"next": 7}
+    again = Bench()
+    again.ctx.version = 8
+    sampler = again.sampler(batches=3, max_staleness=1)
+    sampler.restore(state)
+    async with sampler:
+        await again.until_open(4)
+        assert again.drawn == [3, 4, 5, 6]
+        assert again.since == {"rpr/3": 7, "rpr/4": 7, "rpr/5": 8, "rpr/6": 8}
+        for number in (6, 5, 4, 3):
+            again.end(number)
+        groups = await sampler.batch("step 2")
+        assert ids(groups) == ["r3", "r4"]
+        assert [(g.version, g.staleness) for g in groups] == [(0, 1), (0, 1)]
+        await sampler.trained()
+        assert ids(await sampler.batch("step 3")) == ["r5", "r6"]
+        await sampler.trained()
+        await again.settle()
+        assert again.drawn == [3, 4, 5, 6]

@@ -17,7 +17,7 @@ from termrsi.config.stages import SynthesiseConfig
 from termrsi.errors import EngineError, RequestRefused, StageError
 from termrsi.fakes import FakePool, FakeVerifier, FakeWorld
 from termrsi.ports import Sandbox, SandboxPool, Verifier, Writer
-from termrsi.records import Message, SamplingParams, Snapshot, TaskSpec, Verdict, Writing
+from termrsi.records import Message, SamplingParams, Snapshot, TaskSpec, Verdict, WeightsVersion, Writing
 from termrsi.stages import synthesise
 from termrsi.stages.base import Context, Progress, Splits
 from termrsi.stages.finished import FinishedRollouts
@@ -72,13 +72,14 @@ class Made:
         made = fakes.dry_parts()
         self.out.mkdir(exist_ok=True)
 
-        async def sync() -> None: ...
+        async def publish() -> WeightsVersion:
+            raise AssertionError("it trains nothing")
 
         return Context(
             config=Config(), name=self.name, out=self.out, tasks=Splits(*made.tasks), checks=made.checks, chat=made.chat,
             generator=made.generator, writer=lambda role: self.writer, rollouts=made.rollouts, policy=made.policy, critic=None,
             reference=None, queue=None, groups=made.groups, scan=made.scan, pool=self.pool, verifier=self.verifier, inputs={},
-            log=lambda stage, values: None, progress=Progress(), sync=sync,
+            log=lambda stage, values: None, progress=Progress(), publish=publish,
         )  # fmt: skip
 
     def items(self) -> list[dict]:
