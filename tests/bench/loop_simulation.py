@@ -161,7 +161,7 @@ def header(first: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one alone")
     given = parser.parse_args()
     steps = given.steps
