@@ -1,7 +1,7 @@
 """The loop on A100 nodes, simulated: seconds of a step, who is busy, what bounds it, and what `max_staleness` changes.
 
-`python -m tests.bench.loop_simulation [--steps N]` prints the tables of termrsi/sizing/README.md. Nothing is a measurement on a
-GPU: the laws and their figures are `termrsi.sizing.rates`', the episodes are drawn as `EPISODE` says (ours).
+`python -m tests.bench.loop_simulation [--steps N] [--case N]` prints the tables of termrsi/sizing/README.md. Nothing in them is a
+measurement on a GPU: the laws and their figures are `termrsi.sizing.rates`', the episodes are drawn as `EPISODE` says (ours).
 """
 
 import argparse
@@ -91,14 +91,9 @@ CASES = [
 
 
 def by_staleness(case: Case, staleness: Sequence[int], *, steps: int) -> Iterator[str]:
-    """As it is, with groups spread evenly, and then with no more episodes under way than one and a half batches."""
+    """As it is; with the sandboxes of `scale=full`; with groups spread evenly over the engines."""
     made, first = case.machine(Rates()), 0.0
-    bounded = 1.5 * case.work.batch_groups * case.work.group_size
-    ways = {
-        "": made,
-        ", in turn": replace(made, hashed=False),
-        f", in turn, {bounded:g} sandboxes": replace(made, hashed=False, sandboxes=bounded),
-    }
+    ways = {"": made, ", 256 sandboxes": replace(made, sandboxes=256), ", in turn": replace(made, hashed=False)}
     for name, machine in ways.items():
         for s in staleness:
             one = simulate(case.work, machine, max_staleness=s, steps=steps, warm_up=s + 2)
@@ -167,8 +162,10 @@ def header(first: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6)
-    steps = parser.parse_args().steps
-    for case in CASES:
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="one alone")
+    given = parser.parse_args()
+    steps = given.steps
+    for case in CASES if given.case is None else [CASES[given.case]]:
         say(f"\n{case.name}\n\n{header('max_staleness')}")
         for row in by_staleness(case, (0, 1, 2, 4), steps=steps):
             say(row)

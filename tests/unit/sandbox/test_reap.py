@@ -1,5 +1,6 @@
 """What dead owners left is told from what living ones hold, by name."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_what_a_run_goes_on_from_stays(tmp_path: Path) -> None:
     wanted, other = dead_label("run"), dead_label("run")
     for label in (wanted, other):
         holdings(tmp_path, label)
-        (tmp_path / "snapshots" / label / "manifest.json").write_text("{}")
+        (tmp_path / "snapshots" / label / "manifest.json").write_text(json.dumps({"layers": []}))
     reap.everything(tmp_path, docker=False, keep={wanted})
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [wanted]
     assert [path.name for path in (tmp_path / "gvisor" / "snapshots").iterdir()] == [wanted]
