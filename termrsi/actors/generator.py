@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError
 
 from termrsi.actors.busy import Busy
 from termrsi.actors.expert_capture import KEY, RoutingSource
+from termrsi.actors.metrics import RayMeter
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
@@ -42,6 +43,7 @@ class EngineOptions:
     threads: int = 2  # CPU only
     routing_replay: bool = False
     extra: dict[str, object] = field(default_factory=dict)
+    run: str = ""  # as metrics name it
 
 
 def engine_environment(options: EngineOptions) -> dict[str, str]:
@@ -261,12 +263,16 @@ class GeneratorActor:
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._engine = Engine(model, options)
+        self._meter = RayMeter(options.run)
 
     async def ready(self) -> bool:
         return True
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str) -> Completion:
-        return await self._engine.generate(prompt_ids, params, prefix_key)
+        said = await self._engine.generate(prompt_ids, params, prefix_key)
+        for kind, amount in (("prompt", len(prompt_ids)), ("cached", said.cached_tokens), ("generated", len(said.ids))):
+            self._meter("tokens", amount, kind=kind)
+        return said
 
     async def pull(self, weights: WeightsVersion) -> dict[str, float]:
         start_s = time.monotonic()

@@ -21,6 +21,7 @@ from termrsi.harness.render import ChatFormat
 from termrsi.harness.runner import Runner, as_finished
 from termrsi.ports import Writer
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
+from termrsi.report import logs
 
 
 @ray.remote(max_restarts=0)
@@ -44,9 +45,11 @@ class RolloutActor:
     async def ready(self) -> bool:
         return True
 
-    async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
+    async def run_one(self, spec: EpisodeSpec, ids: logs.Ids) -> ScoredRollout | DroppedRollout:
+        """`ids`: of the run, stage and step that asked, for what is logged here."""
         # A group's rollouts share a prefix: they go to the engine that holds it.
-        return await self._runners[zlib.crc32(spec.group_id.encode()) % len(self._runners)].run_one(spec)
+        with logs.ids(**ids, rollout=spec.id):
+            return await self._runners[zlib.crc32(spec.group_id.encode()) % len(self._runners)].run_one(spec)
 
 
 class RayRollouts:
@@ -71,7 +74,7 @@ class RayRollouts:
         for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
             try:
-                return await worker.run_one.remote(spec)
+                return await worker.run_one.remote(spec, logs.current())
             except (EngineError, SandboxError):
                 raise
             except RayActorError as error:

@@ -25,7 +25,8 @@ async def play(ctx: Context, sampler: Sampler, step: Step, *, steps: int, retent
     await keeper.start()
     async with sampler:
         for number in range(1, steps + 1):
-            await step(number, await sampler.batch(f"{ctx.name}: step {number}/{steps}"))
+            async with ctx.step(number):
+                await step(number, await sampler.batch(f"{ctx.name}: step {number}/{steps}"))
             if not retention.rollback:
                 await sampler.trained()
             if number % retention.every == 0 or number == steps:

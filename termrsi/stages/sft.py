@@ -23,10 +23,11 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
         for start in range(0, len(order), config.batch):
             lr = learning_rate(len(losses), steps, config.lr, config.warmup)
             batch = [data[i].sample for i in order[start : start + config.batch]]
-            metrics = await ctx.policy.fit(batch, lr)
+            async with ctx.step(len(losses) + 1):
+                metrics = await ctx.policy.fit(batch, lr)
+                ctx.costs.trained_tokens += metrics.tokens
+                ctx.costs.learn_s += metrics.seconds
             losses.append(metrics.loss)
-            ctx.costs.trained_tokens += metrics.tokens
-            ctx.costs.learn_s += metrics.seconds
             ctx.log(ctx.name, {"step": len(losses), "loss": metrics.loss, "grad_norm": metrics.grad_norm, "lr": lr})
             ctx.progress.advance(f"loss {metrics.loss:.3f}")
     ctx.progress.end()

@@ -18,23 +18,24 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
     rewarder, stream = Rewarder(ctx, config.reward), TaskStream(ctx.tasks.train, f"{ctx.config.seed}/{ctx.name}")
     history: list[float | None] = []
     for step in range(config.max_steps):
-        specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.temperature)
-        scored = await ctx.episodes(specs, f"{ctx.name}: step {step + 1}/{config.max_steps}")
-        batch = credit.batch_of(scored, rewarder, config.temperature, config.credit)
-        if not batch.samples:
-            raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
-        values = await credit.valued(critic, batch)
-        samples, rewards = credit.with_values(batch, values, config.credit), list(batch.rewards.values())
-        ev, ev_first = credit.explained(batch, values, config.credit)
-        history.append(ev)
-        value_loss = 0.0
-        for _ in range(config.updates):
-            metrics = await critic.update(samples, config.lr, config.value_clip)
-            ctx.costs.trained_tokens += metrics.tokens
-            ctx.costs.learn_s += metrics.seconds
-            value_loss = metrics.loss
-        seen = _ev(ev, ev_first) | monitors.batch(ctx, scored, samples, rewarder.reward, asked=len(specs))
-        ctx.log(ctx.name, {"step": step + 1, "value_loss": value_loss, "reward": sum(rewards) / len(rewards)} | seen)
+        async with ctx.step(step + 1):
+            specs = specs_of(ctx, stream.take(config.tasks_per_step), step, 1, config.temperature)
+            scored = await ctx.episodes(specs, f"{ctx.name}: step {step + 1}/{config.max_steps}")
+            batch = credit.batch_of(scored, rewarder, config.temperature, config.credit)
+            if not batch.samples:
+                raise StageError("no rollout of this step survived", ctx.name, "see the dropped episodes in rollouts.jsonl")
+            values = await credit.valued(critic, batch)
+            samples, rewards = credit.with_values(batch, values, config.credit), list(batch.rewards.values())
+            ev, ev_first = credit.explained(batch, values, config.credit)
+            history.append(ev)
+            value_loss = 0.0
+            for _ in range(config.updates):
+                metrics = await critic.update(samples, config.lr, config.value_clip)
+                ctx.costs.trained_tokens += metrics.tokens
+                ctx.costs.learn_s += metrics.seconds
+                value_loss = metrics.loss
+            seen = _ev(ev, ev_first) | monitors.batch(ctx, scored, samples, rewarder.reward, asked=len(specs))
+            ctx.log(ctx.name, {"step": step + 1, "value_loss": value_loss, "reward": sum(rewards) / len(rewards)} | seen)
         if len(history) >= config.checks and all(e is not None and e > 0 for e in history[-config.checks :]):
             break
     await critic.save(str(ctx.out / "critic"))
