@@ -29,8 +29,12 @@ def ids(**known: str | int) -> Iterator[None]:
 
 
 def current() -> Ids:
-    """To hand on to another process, which takes them up with `ids(**...)`."""
-    return _IDS.get({})
+    """To hand on to another process, which takes them up with `ids(**...)`.
+
+    A process that Ray started knows its run from the environment: an actor's methods see no context of its start.
+    """
+    run = os.environ.get(RUN)
+    return _IDS.get({"run": run} if run else {})
 
 
 class JsonLines(logging.Formatter):
@@ -80,6 +84,5 @@ def worker_environment(lines: str, run: str) -> dict[str, object]:
 
 
 def in_worker() -> None:
-    """In a process that Ray started: the ids of its run are known from then on."""
+    """In a process that Ray started."""
     setup(os.environ.get(LINES, "text"))
-    _IDS.set({"run": os.environ.get(RUN, "")})

@@ -102,12 +102,12 @@ def test_a_process_of_ray_learns_of_it_from_its_environment(
     assert isinstance(variables, dict)
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    with logs.ids():  # what the hook sets ends with this test
-        logs.in_worker()
-        with logs.ids(rollout="g/1"):
-            LOG.info("x")
+    logs.in_worker()
+    LOG.info("x")
+    with logs.ids(rollout="g/1"):
+        LOG.info("y")
     logs.setup("text")
-    assert [(line["run"], line["rollout"]) for line in lines(capsys)] == [("run", "g/1")]
+    assert [(line["run"], line.get("rollout")) for line in lines(capsys)] == [("run", None), ("run", "g/1")]
 
 
 def test_a_whole_run_says_nothing_but_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
