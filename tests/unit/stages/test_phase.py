@@ -1,6 +1,7 @@
 """The run of a phase: which step is a candidate, what comes before what, and what a refused candidate leaves."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,13 @@ class Bench:
         self.begun: list[int] = []  # the policy's weights as each step began
         self.policy, self.critic = Host("policy", self.did), Host("critic", self.did)
         self.ctx: Any = SimpleNamespace(
-            name="rpr", out=root, policy=self.policy, critic=self.critic, sync=self.sync, log=lambda stage, values: None
+            name="rpr",
+            out=root,
+            policy=self.policy,
+            critic=self.critic,
+            sync=self.sync,
+            log=lambda stage, values: None,
+            step=lambda number: nullcontext(),
         )
 
         async def measure(ctx: Any, step: int, config: RetentionConfig) -> Candidate:
