@@ -65,8 +65,10 @@ def _dispatch(arguments: list[str]) -> int:
 def _run(overrides: list[str]) -> int:
     from termrsi.config.load import load
     from termrsi.pipeline import Pipeline
+    from termrsi.report import logs
 
     config = load(overrides)
+    logs.setup(config.logger.lines)
     pipeline = Pipeline(config, overrides)
     return asyncio.run(_with_signals(pipeline))
 

@@ -26,7 +26,7 @@ from termrsi.errors import ConfigError, StageError
 from termrsi.interop.trials import RecordedRollouts
 from termrsi.ports import Critic, Policy
 from termrsi.records import WeightsVersion
-from termrsi.report import ledger
+from termrsi.report import ledger, logs
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.reward.checks import TaskChecks
@@ -79,13 +79,17 @@ class Pipeline:
         self.run_dir = Path(config.run_dir or Path("runs") / name).absolute()
         self.on_connected: Callable[[], None] = lambda: None
         self.closing = False
-        self._screen = Screen()
+        self._screen = Screen(quiet=config.logger.lines == "json")
         self._critics: dict[str, WeightsVersion] = {}
         self._loaded = ""  # the directory whose weights policy and generator both hold
         self._served = WeightsVersion("policy", 0, "")  # what the pipeline itself had the generator pull last
 
     async def run(self) -> None:
         """Raises what stopped it, after everything it started has ended."""
+        with logs.ids(run=self._config.run_name):
+            await self._run()
+
+    async def _run(self) -> None:
         config = self._config
         await setup.preflight(config, self.run_dir)
         with _locked(self.run_dir):
@@ -104,12 +108,13 @@ class Pipeline:
             configuration.record(config, self._overrides, self.run_dir)
             kept = frozenset(snapshot for name in todo for snapshot in checkpoints.snapshots(self._dir(name)))
             parts = setup.parts(config, self._screen.say, kept)
-            sinks = Sinks(config, self.run_dir)
+            sinks = Sinks(config, self.run_dir, parts.meter)
             try:
                 await parts.start(self.on_connected)
                 self._keep_pool(parts)
                 for name in todo:
-                    await self._stage(name, config.stages[name], parts, sinks)
+                    with logs.ids(stage=name):
+                        await self._stage(name, config.stages[name], parts, sinks)
             except OSError as error:
                 if full := _full_disk(error, self.run_dir):
                     raise full from error
@@ -265,6 +270,7 @@ class Pipeline:
             publish=lambda: _publish(parts),
             writer=parts.writer,
             busy=parts.busy,
+            meter=parts.meter,
             started_s=start_s,
             auditor=parts.auditor(config, out) if isinstance(config, AuditConfig) else None,
             finished=FinishedRollouts(out / ROLLOUTS) if _resumes(config) else None,

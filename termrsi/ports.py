@@ -254,6 +254,12 @@ class RecoveryStore(Protocol):
         ...
 
 
+class Meter(Protocol):
+    """Who passes on to a monitor what happens. The names and their labels: `report.meters.INSTRUMENTS`."""
+
+    def __call__(self, name: str, value: float = 1.0, **labels: str) -> None: ...
+
+
 class GroupStore(Protocol):
     """Groups of rollouts between sampler and learner with their one owner, bounded by slots (`queues.buffer` says how many)."""
 

@@ -22,6 +22,7 @@ from termrsi.ports import (
     Critic,
     Generator,
     GroupStore,
+    Meter,
     Policy,
     RecoveryStore,
     Rollouts,
@@ -31,6 +32,7 @@ from termrsi.ports import (
     Writer,
 )
 from termrsi.records import TaskSpec
+from termrsi.report.meters import silent
 from termrsi.reward.checks import TaskChecks, content_key, measure
 from termrsi.reward.oracle import solution
 from termrsi.sizing import layout
@@ -118,6 +120,9 @@ class Parts(Protocol):
     def chat(self) -> ChatFormat: ...
 
     @property
+    def meter(self) -> Meter: ...
+
+    @property
     def generator(self) -> Generator: ...
 
     @property
@@ -183,6 +188,7 @@ class DryParts:
         from termrsi import fakes
         from termrsi.interop.chat_endpoint import open_writers
 
+        self.meter: Meter = silent
         self._writers = open_writers(config.roles)
         made = fakes.dry_parts(config.seed, self._writers)
         self.model = made.model
@@ -239,6 +245,7 @@ class RealParts:
     def __post_init__(self) -> None:
         from termrsi.actors import generator
         from termrsi.actors.cluster import Cluster
+        from termrsi.actors.metrics import RayMeter
         from termrsi.interop.chat_endpoint import key_of, open_writers
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
@@ -253,6 +260,7 @@ class RealParts:
         for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *generator.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
+        self.meter: Meter = RayMeter(config.run_name)
         self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys)
 
     def writer(self, role: str) -> Writer:

@@ -26,6 +26,7 @@ from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
 from termrsi.queues.prefix_router import PrefixRouter
+from termrsi.report import logs
 
 START_S = 600.0
 STOP_S = 30.0
@@ -90,6 +91,7 @@ class Cluster:
                 kit=config.tasks.kit,
                 cache_dir=str(self._cache_dir),
                 state_dir=str(self._state_dir),
+                run=config.run_name,
             )
         )
         options = EngineOptions(
@@ -99,6 +101,7 @@ class Cluster:
             threads=config.model.threads,
             routing_replay=config.model.routing_replay,
             extra=dict(config.model.engine),
+            run=config.run_name,
         )
         gpus, restarts = config.cluster.gpus_generator, config.cluster.generator_restarts
         self._generators = [
@@ -131,6 +134,8 @@ class Cluster:
         if ray.is_initialized():
             return
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "termrsi"}  # Any: ray.init's
+        if asked := logs.worker_environment(self._config.logger.lines, self._config.run_name):
+            quiet["runtime_env"] = asked
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would have a run starve beside anything
         try:

@@ -21,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from termrsi.actors.busy import Busy
 from termrsi.actors.calls import PATIENCE_S, bounded
 from termrsi.actors.expert_capture import KEY, RoutingSource
+from termrsi.actors.metrics import RayMeter
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
@@ -48,6 +49,7 @@ class EngineOptions:
     routing_replay: bool = False
     restart_pause_s: float = 5.0  # before an engine is started again: what ended it, such as a want of memory, may pass
     extra: dict[str, object] = field(default_factory=dict)
+    run: str = ""  # as metrics name it
 
 
 def engine_environment(options: EngineOptions) -> dict[str, str]:
@@ -292,6 +294,7 @@ class GeneratorActor:
         if again:
             time.sleep(options.restart_pause_s)
         self._engine = make(model, options)
+        self._meter = RayMeter(options.run)
         self._holds = ""  # checksum of the weights that were pulled last
         if again:
             self._engine.hold()
@@ -305,9 +308,12 @@ class GeneratorActor:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str) -> Completion:
         try:
-            return await self._engine.generate(prompt_ids, params, prefix_key)
+            said = await self._engine.generate(prompt_ids, params, prefix_key)
         finally:
             self._end_if_dead()
+        for kind, amount in (("prompt", len(prompt_ids)), ("cached", said.cached_tokens), ("generated", len(said.ids))):
+            self._meter("tokens", amount, kind=kind)
+        return said
 
     async def pull(self, weights: WeightsVersion) -> dict[str, float]:
         if self._holds == weights.checksum:

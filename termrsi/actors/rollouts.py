@@ -22,6 +22,7 @@ from termrsi.harness.runner import Runner, as_finished, longest_s
 from termrsi.ports import Writer
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import DroppedRollout, EpisodeSpec, ScoredRollout, Snapshot
+from termrsi.report import logs
 
 
 @ray.remote(max_restarts=0)
@@ -46,9 +47,11 @@ class RolloutActor:
     async def ready(self) -> bool:
         return True
 
-    async def run_one(self, spec: EpisodeSpec, engine: int) -> ScoredRollout | DroppedRollout:
-        """`engine`: the index of the generator that the policy's turns are sampled by."""
-        return await self._runners[engine].run_one(spec)
+    async def run_one(self, spec: EpisodeSpec, engine: int, ids: logs.Ids) -> ScoredRollout | DroppedRollout:
+        """`engine`: the index of the generator that the policy's turns are sampled by. `ids`: of the run, stage and step that
+        asked, for what is logged here."""
+        with logs.ids(**ids, rollout=spec.id):
+            return await self._runners[engine].run_one(spec)
 
 
 class RayRollouts:
@@ -91,7 +94,7 @@ class RayRollouts:
         patience_s = (self._retries + 1) * longest_s(spec) + PATIENCE_S  # beyond its attempts it waits for sandboxes
         for k in range(len(self._workers)):
             worker = self._workers[(turn + k) % len(self._workers)]
-            call = worker.run_one.remote(spec, engine)
+            call = worker.run_one.remote(spec, engine, logs.current())
             try:
                 return await bounded("rollout worker", call, f"episode {spec.id}", patience_s=patience_s)
             except RayActorError as error:

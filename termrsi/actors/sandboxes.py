@@ -6,11 +6,15 @@ beside the sandbox, so that a task's tests and reports do not cross the network.
 
 import asyncio
 import io
+import logging
 import os
 import shutil
 import tarfile
 import tempfile
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,13 @@ import ray
 from ray.exceptions import RayActorError
 
 from termrsi.actors.busy import Busy
-from termrsi.errors import SandboxError
+from termrsi.actors.metrics import RayMeter
+from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 
 GONE = 1000  # requesters remembered
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class SandboxOptions:
     kit: str = ""  # of offline verification
     keep_bytes: int = 0  # of each verdict's files
     build_network: bool = False
+    run: str = ""  # as metrics name it
 
 
 @ray.remote(max_restarts=0)
@@ -75,6 +82,7 @@ class SandboxActor:
         )
         self._backend = options.backend
         self._commands, self._verifications = Busy(), Busy()
+        self._meter = RayMeter(options.run)
         self._verifier = TaskVerifier(
             timeout_multiplier=options.verifier_time,
             text_first=options.text_first,
@@ -97,12 +105,14 @@ class SandboxActor:
         return True
 
     async def lease(self, request: str, task: TaskSpec, snapshot: Snapshot | None) -> str:
+        start_s = time.monotonic()
         asked = asyncio.ensure_future(self._pool.lease(task, snapshot))
         self._asked[request] = asked
         if request in self._gone:  # Ray keeps no order between calls of an asynchronous actor
             asked.cancel()
         try:
-            sandbox = await asked
+            with self._faults("lease"):
+                sandbox = await asked
         except asyncio.CancelledError as error:
             self._gone.pop(request, None)
             raise SandboxError("its requester gave up", task.id) from error
@@ -114,6 +124,9 @@ class SandboxActor:
             raise SandboxError("its requester gave up", task.id)
         self._leased[sandbox.id] = sandbox
         self._granted[request] = sandbox.id
+        self._meter("sandbox_leases")
+        self._meter("sandbox_lease_wait_seconds", time.monotonic() - start_s)
+        self._meter("sandboxes_leased", len(self._leased))
         return sandbox.id
 
     async def abandon(self, request: str) -> None:
@@ -133,7 +146,9 @@ class SandboxActor:
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await self._pool.release(fork)
         if sandbox is not None:
-            await self._pool.release(sandbox)
+            self._meter("sandboxes_leased", len(self._leased))
+            with self._faults("release"):
+                await self._pool.release(sandbox)
 
     async def close_fork(self, sandbox_id: str) -> None:
         found = [forks.pop(sandbox_id) for forks in self._forks.values() if sandbox_id in forks]
@@ -141,14 +156,16 @@ class SandboxActor:
             await self._pool.release(fork)
 
     async def run(self, sandbox_id: str, command: str, timeout_s: float | None) -> CommandResult:
-        with self._commands:
+        with self._commands, self._faults("run"):
             return await self._of(sandbox_id).run(command, timeout_s)
 
     async def snapshot(self, sandbox_id: str) -> Snapshot:
-        return await self._of(sandbox_id).snapshot()
+        with self._faults("snapshot"):
+            return await self._of(sandbox_id).snapshot()
 
     async def fork(self, sandbox_id: str, n: int) -> list[str]:
-        forks = await self._pool.fork(self._of(sandbox_id), n)
+        with self._faults("fork"):
+            forks = await self._pool.fork(self._of(sandbox_id), n)
         self._forks.setdefault(sandbox_id, {}).update({f.id: f for f in forks})
         return [f.id for f in forks]
 
@@ -169,7 +186,7 @@ class SandboxActor:
         return await self._of(sandbox_id).replaced()
 
     async def verify(self, sandbox_id: str, task: TaskSpec) -> Verdict:
-        with self._commands, self._verifications:
+        with self._commands, self._verifications, self._faults("verify"):
             return await self._verifier.verify(self._of(sandbox_id), task)
 
     async def busy(self) -> dict[str, float]:
@@ -187,6 +204,18 @@ class SandboxActor:
 
     async def close(self) -> None:
         await self._pool.close()
+
+    @contextmanager
+    def _faults(self, call: str) -> Iterator[None]:
+        """Counts and logs what goes through it, but for what the agent did."""
+        try:
+            yield
+        except SandboxSpoiled:
+            raise
+        except (SandboxError, VerifierError) as error:
+            self._meter("sandbox_faults", call=call)
+            _LOG.warning("%s failed: %s", call, error)
+            raise
 
     def _of(self, sandbox_id: str) -> Sandbox:
         found = self._leased.get(sandbox_id)

@@ -5,6 +5,7 @@ A run is a *pipeline*: names of stages in order. Each stage is one dataclass of 
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -177,12 +178,14 @@ class ClusterConfig:
 
 @dataclass(slots=True, kw_only=True)
 class LoggerConfig:
-    """`wandb`: "off", "offline" or "online"."""
+    """`wandb`: "off", "offline" or "online". `lines`: what a run says on stderr, as "text" for people or as "json" with ids."""
 
     wandb: str = "off"
     project: str = "termrsi"
+    lines: str = "text"
 
     def __post_init__(self) -> None:
+        one_of("logger.lines", self.lines, "text", "json")
         if self.wandb not in {"off", "offline", "online"}:
             raise ConfigError(f"wandb={self.wandb!r}", "logger", "valid: off, offline, online")
 
@@ -248,3 +251,8 @@ class Config:
     roles: dict[str, RoleConfig] = field(default_factory=dict)  # of `choices.ROLES`; the policy plays the others
     pipeline: list[str] = field(default_factory=list)
     stages: dict[str, StageConfig] = field(default_factory=dict)
+
+    @property
+    def run_name(self) -> str:
+        """What the run is called where it is one among others: the last part of its directory."""
+        return Path(self.run_dir or f"{self.experiment or 'run'}-{self.scale}-{self.seed}").absolute().name

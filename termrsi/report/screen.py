@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: bars on a terminal, one line per piece of work elsewhere; the ledger as a table."""
 
+import logging
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from termrsi.report.ledger import Entry, columns, rows
+
+_LOG = logging.getLogger(__name__)
 
 
 class _Console(Console):
@@ -22,20 +25,24 @@ class _Console(Console):
 
 
 class Screen:
-    """Implements the progress of `stages.base`. Lines go to stderr, the ledger to stdout."""
+    """Implements the progress of `stages.base`. Lines go to stderr, the ledger to stdout; `quiet`: lines to the log, no ledger."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._err = _Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._task = None
         self._what, self._total, self._done, self._start_s = "", 0, 0, 0.0
 
     def say(self, text: str) -> None:
-        self._err.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
+        if self._quiet:
+            _LOG.info("%s", text)
+        else:
+            self._err.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
 
     def begin(self, what: str, total: int) -> None:
         self._what, self._total, self._done, self._start_s = what, total, 0, time.monotonic()
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._err, transient=True)
             self._bar.start()
@@ -45,7 +52,7 @@ class Screen:
         self._done += 1
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=f"{self._what} {note}".strip())
-        if note.startswith("dropped:"):
+        if note.startswith("dropped:") and not self._quiet:  # the log has it from the stage
             self.say(f"{self._what}: {note}")
 
     def end(self) -> None:
@@ -55,6 +62,8 @@ class Screen:
         self.say(f"{self._what}: {self._done}/{self._total} in {time.monotonic() - self._start_s:.1f} s")
 
     def ledger(self, entries: Sequence[Entry]) -> None:
+        if self._quiet:
+            return
         table = Table(title="Ledger")
         for column in columns(entries):
             table.add_column(column, overflow="fold")

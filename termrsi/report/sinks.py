@@ -1,4 +1,4 @@
-"""Where metrics go: a JSON-lines file always, W&B when asked. A W&B fault costs the curve there, never the run."""
+"""Where metrics go: a JSON-lines file and a meter always, W&B when asked. A W&B fault costs the curve there, never the run."""
 
 import json
 import logging
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.config.schema import Config
+from termrsi.ports import Meter
 from termrsi.report.curves import CausalMeans
+from termrsi.report.meters import silent
 
 _LOG = logging.getLogger(__name__)
 
@@ -15,7 +17,8 @@ _LOG = logging.getLogger(__name__)
 class Sinks:
     """Call it with a stage's name and its figures. Beside each figure of a step stands its causal mean."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(self, config: Config, run_dir: Path, meter: Meter = silent) -> None:
+        self._meter = meter
         self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
         self._means = CausalMeans()
         self._wandb: Any = None  # Any: wandb's run object, imported only when it is asked for
@@ -23,11 +26,19 @@ class Sinks:
             self._wandb = _start(config, run_dir)
 
     def __call__(self, stage: str, figures: dict[str, float]) -> None:
+        self._measure(stage, figures)
         figures = figures | self._means.observe(stage, figures)
         self._file.write(json.dumps({"time": time.time(), "stage": stage, **figures}) + "\n")
         self._file.flush()
         if self._wandb is not None:
             self._wandb.log({f"{stage}/{name}": value for name, value in figures.items()})
+
+    def _measure(self, stage: str, figures: dict[str, float]) -> None:
+        """Means are left to who reads them."""
+        if "staleness" in figures:
+            self._meter("staleness", figures["staleness"], stage=stage)
+        for name, value in figures.items():
+            self._meter("figure", value, stage=stage, figure=name)
 
     def close(self) -> None:
         self._file.close()

@@ -4,6 +4,7 @@ A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into 
 """
 
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -20,6 +21,7 @@ from termrsi.ports import (
     Critic,
     Generator,
     GroupStore,
+    Meter,
     Policy,
     RecoveryStore,
     Rollouts,
@@ -40,12 +42,16 @@ from termrsi.records import (
     WeightsVersion,
     Writing,
 )
+from termrsi.report import logs
+from termrsi.report.meters import silent
 from termrsi.reward.checks import TaskChecks
 from termrsi.reward.shaping import FamilyScale, earnable, shape, verdict_progress
 from termrsi.stages.finished import FinishedRollouts
 
 Log = Callable[[str, dict[str, float]], None]
 ROLLOUTS = "rollouts.jsonl"
+DROPPED = ("late", "SandboxError", "VerifierError", "CaptureError")  # what a reason begins with; anything else was refused
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -133,6 +139,7 @@ class Context:
     publish: Callable[[], Awaitable[WeightsVersion]]  # the policy's weights, and have the generator pull them
     writer: Callable[[str], Writer]  # the model that plays a role: planner, critic, judge, ...
     busy: Callable[[], Awaitable[dict[str, float]]] = nobody_counts  # seconds of work of each kind of actor since its start
+    meter: Meter = silent
     auditor: Auditor | None = None  # of an audit alone
     finished: FinishedRollouts | None = None
     served: dict[int, str] = field(default_factory=dict)  # by their version: checksums of what the generator has served
@@ -232,6 +239,7 @@ class Context:
                     line = {"label": what, **self._origin(left, result), **asdict(result)}
                     sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
                     sink.flush()
+                    self._tell(result)
                     if isinstance(result, DroppedRollout):
                         tick(f"dropped: {result.reason}")
                         continue
@@ -261,6 +269,24 @@ class Context:
         self.costs.rollout_s += self.clock() - self._phase[1]
         self._phase = None
         self.progress.end()
+
+    @asynccontextmanager
+    async def step(self, number: int) -> AsyncGenerator[None, None]:
+        """A step of training, its wait for rollouts included: told to the meter and the log when it is done."""
+        start_s, busy, costs = self.clock(), await self.busy(), replace(self.costs)
+        with logs.ids(step=number):
+            yield
+            seconds, learn_s = self.clock() - start_s, self.costs.learn_s - costs.learn_s
+            spent = {part: total - busy.get(part, 0.0) for part, total in (await self.busy()).items()} | {"learner": learn_s}
+            self.meter("step", number, stage=self.name)
+            self.meter("step_seconds", seconds, stage=self.name)
+            tokens = self.costs.trained_tokens - costs.trained_tokens
+            if learn_s > 0.0:
+                self.meter("learner_tokens_per_second", tokens / learn_s, stage=self.name)
+            if seconds > 0.0:
+                for part, busy_s in spent.items():
+                    self.meter("busy", busy_s / seconds, stage=self.name, part=part)
+            _LOG.info("step done in %.1f s: %d tokens trained in %.1f s", seconds, tokens, learn_s)
 
     def shares(self) -> dict[str, float]:
         """Of each phase: the share of its wall time in which each kind of actor was at work, over all lives of the stage."""
@@ -327,6 +353,21 @@ class Context:
         weights = [self.served.get(version, "") for version in range(rollout.version_low, rollout.version_high + 1)]
         point = specs[rollout.id].recovery
         return {"weights": weights if all(weights) else [], "began": point.snapshot.id if point is not None else ""}
+
+    def _tell(self, result: ScoredRollout | DroppedRollout) -> None:
+        """One episode's end, to the meter and the log."""
+        if isinstance(result, DroppedRollout):
+            reason = next((known for known in DROPPED if result.reason.startswith(known)), "refused")
+            self.meter("rollouts_dropped", stage=self.name, reason=reason)
+            with logs.ids(rollout=result.id):
+                _LOG.info("rollout dropped after %d attempts: %s", result.attempts, result.reason)
+            return
+        rollout = result.rollout
+        self.meter("rollouts_finished", stage=self.name, stop=rollout.stop.value)
+        self.meter("rollout_seconds", rollout.wall_s, stage=self.name)
+        with logs.ids(rollout=rollout.id):
+            told = (rollout.stop.value, result.verdict.strict, len(rollout.turns), rollout.completion_tokens, rollout.wall_s)
+            _LOG.info("rollout finished: %s, strict %s, %d turns, %d tokens, %.1f s", *told)
 
     def _count(self, result: ScoredRollout | DroppedRollout) -> None:
         if isinstance(result, DroppedRollout):

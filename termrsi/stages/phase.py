@@ -56,8 +56,9 @@ async def play(ctx: Context, loop: Loop, *, steps: int, retention: RetentionConf
             await _judge(ctx, keeper, done, steps, retention)
         async with sampler:
             for number in range(done + 1, steps + 1):
-                groups = await sampler.batch(f"{ctx.name}: step {number}/{steps}")
-                await loop.step(number, groups)
+                async with ctx.step(number):
+                    groups = await sampler.batch(f"{ctx.name}: step {number}/{steps}")
+                    await loop.step(number, groups)
                 own = None
                 if checkpoints.due(number):
                     own = {"keeper": keeper.state(), "sampler": sampler.state(), "loop": await loop.state()}

@@ -27,11 +27,12 @@ async def run(ctx: Context, config: SftConfig) -> StageResult:
             ctx.progress.advance("finished before")
         for batch in rows[len(losses) :]:
             lr = learning_rate(len(losses), len(rows), config.lr, config.warmup)
-            metrics = await ctx.policy.fit([data[i].sample for i in batch], lr)
+            step = len(losses) + 1
+            async with ctx.step(step):
+                metrics = await ctx.policy.fit([data[i].sample for i in batch], lr)
+                ctx.costs.trained_tokens += metrics.tokens
+                ctx.costs.learn_s += metrics.seconds
             losses.append(metrics.loss)
-            ctx.costs.trained_tokens += metrics.tokens
-            ctx.costs.learn_s += metrics.seconds
-            step = len(losses)
             ctx.log(ctx.name, {"step": step, "loss": metrics.loss, "grad_norm": metrics.grad_norm, "lr": lr})
             ctx.progress.advance(f"loss {metrics.loss:.3f}")
             own = {"losses": losses, "before": before} if checkpoints.due(step) else None

@@ -25,7 +25,8 @@ async def run(ctx: Context, config: WarmupCriticConfig) -> StageResult:
         tasks = StepTasks(ctx, config.tasks_per_step)
         while len(history) < config.max_steps and not settled(history, config.checks):
             step = len(history)
-            trained = await _step(ctx, config, critic, tasks.of(step + 1), history)
+            async with ctx.step(step + 1):
+                trained = await _step(ctx, config, critic, tasks.of(step + 1), history)
             own = {"history": history} if checkpoints.due(step + 1) or settled(history, config.checks) else None
             await checkpoints.add(step + 1, {"rollouts": trained}, own)
     await critic.save(str(ctx.out / "critic"))

@@ -1,6 +1,7 @@
 """The run of a phase: which step is a candidate, what comes before what, and what a refused candidate leaves."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,7 @@ class Bench:
             sync=self.sync,
             log=lambda stage, values: None,
             finished=None,
+            step=lambda number: nullcontext(),
         )
 
         async def measure(ctx: Any, step: int, config: RetentionConfig) -> Candidate:
