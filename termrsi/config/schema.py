@@ -122,19 +122,33 @@ class LimitsConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ClusterConfig:
-    """Where Ray runs. `address`: "local" starts one for the run; "auto" or an address joins one."""
+    """Where Ray runs. `address`: "local" starts one for the run; "auto" or an address joins one.
+
+    `learner_processes`: how many processes (actors with `gpus_learner` GPUs and one CPU slot each) hold the learner together: each
+    has a part of every weight and takes a part of every batch. As many again hold the critic, and the reference, if there is one.
+    """
 
     address: str = "local"
     num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
     object_store_mb: int = 2000
     rollout_workers: int = 1
     gpus_generator: float = 0.0
-    gpus_learner: float = 0.0
+    gpus_learner: float = 0.0  # of each learner process
+    learner_processes: int = 1
+    learner_limit_s: float = 600.0  # how long one learner process waits for the others, before they are taken as lost
     episode_retries: int = 2  # fresh sandboxes for an episode that lost its own to a machine fault
 
     def __post_init__(self) -> None:
         at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
+        at_least("cluster", 1, learner_processes=self.learner_processes, learner_limit_s=self.learner_limit_s)
         at_least("cluster", 0, episode_retries=self.episode_retries)
+        if self.learner_processes > 1 and self.gpus_learner not in (0.0, 1.0):
+            where = "cluster.gpus_learner"
+            raise ConfigError(f"{self.gpus_learner:g} GPUs for each of {self.learner_processes} processes", where, "valid: 0 or 1")
+        needed = 2 + self.learner_processes  # the generator; queues, sandboxes and the like together
+        if self.address == "local" and self.learner_processes > 1 and self.num_cpus < needed:
+            what = f"{self.num_cpus} slots for {self.learner_processes} learner processes and a generator"
+            raise ConfigError(what, "cluster.num_cpus", f"at least {needed}")
 
 
 @dataclass(slots=True, kw_only=True)
