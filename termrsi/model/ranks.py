@@ -8,12 +8,13 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]: documented there
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -50,17 +51,17 @@ class Ranks:
         """Every process's value by rank, on the first; elsewhere nothing."""
         if self.size == 1:
             return [value]
-        values: list[T | None] | None = [None] * self.size if self.first else None
-        dist.gather_object(value, values)
-        return [] if values is None else values  # pyright: ignore[reportReturnType]: all are filled
+        values: list[Any] = [None] * self.size if self.first else []  # Any: filled in the next line
+        dist.gather_object(value, values or None)
+        return values
 
     def gather_all(self, value: T) -> list[T]:
         """Every process's value by rank, everywhere."""
         if self.size == 1:
             return [value]
-        values: list[T | None] = [None] * self.size
+        values: list[Any] = [None] * self.size  # Any: filled in the next line
         dist.all_gather_object(values, value)
-        return values  # pyright: ignore[reportReturnType]: all are filled
+        return values
 
     def fill(self, rows: Sequence[list[float]], own: Iterable[int]) -> list[list[float]]:
         """`rows` with those of `own` from this process and the others' own from them: float32 numbers, everywhere."""
@@ -85,17 +86,17 @@ class Ranks:
 ALONE = Ranks()
 
 
-def open_store(host: str, timeout_s: float) -> dist.TCPStore:
+def open_store(host: str, timeout_s: float) -> TCPStore:
     """Where the processes meet, on a free port of this machine; the first one holds it as long as it lives."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-def find_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+def find_store(host: str, port: int, timeout_s: float) -> TCPStore:
     """The others' way to `open_store`. Raises RuntimeError of torch if nobody is there in time."""
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def join(store: dist.Store, rank: int, size: int, device: torch.device, timeout_s: float) -> Ranks:
+def join(store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> Ranks:
     """Wait for all `size` processes, then be one of them; no exchange waits longer than `timeout_s`, RuntimeError of torch then.
 
     On GPUs tensors go through NCCL, everything else through gloo.

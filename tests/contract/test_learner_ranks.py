@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from termrsi.model import routing
 from termrsi.model.checkpoint import tiny_model
@@ -40,8 +40,8 @@ def make_samples(num: int = 7) -> list[Sample]:
         mask = [int(k >= 14 and k % 5 != 0) for k in range(len(ids))]
         told = torch.randn(len(ids), generator=g) * torch.tensor(mask) * (i != 2)
         column = tuple(told.tolist())
-        group = {"rollout_id": f"r{i}", "group_id": f"g{i % 3}"}
-        samples.append(Sample(tuple(ids), tuple(mask), (0,) * len(ids), advantages=column, returns=column, **group))
+        sample = Sample(tuple(ids), tuple(mask), (0,) * len(ids), rollout_id=f"r{i}", group_id=f"g{i % 3}")
+        samples.append(dataclasses.replace(sample, advantages=column, returns=column))
     return samples
 
 
@@ -95,7 +95,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     for size in SIZES:
         target = folder / f"state-{size}"
         store = open_store("127.0.0.1", 60.0)
-        torch.multiprocessing.spawn(main, (size, store.port, folder, given, source, target), nprocs=size)
+        spawn(main, (size, store.port, folder, given, source, target), nprocs=size)
         outcomes[size] = torch.load(folder / f"outcomes-{size}.pt", weights_only=False)
         outcomes[size]["alone"] = hand_on(*given, source, folder / f"alone-{size}")
         source = target
