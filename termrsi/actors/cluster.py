@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
-from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy
+from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
 from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
@@ -59,9 +59,9 @@ class Cluster:
         self._generators: list[Any] = []
         self._router = PrefixRouter(config.cluster.generators, config.model.max_num_seqs // 4)
         self._engines: Engines | None = None
-        self._policy: Any = None
-        self._critic: Any = None
-        self._reference: Any = None
+        self._policy: RayPolicy | None = None
+        self._critic: RayCritic | None = None
+        self._reference: RayPolicy | None = None
         self._queue: Any = None
         self._buffer: Any = None
         self._writers: Any = None
@@ -110,9 +110,8 @@ class Cluster:
             ).remote(self._model, options)
             for k in range(config.cluster.generators)
         ]
-        self._policy = PolicyActor.options(num_cpus=1, num_gpus=config.cluster.gpus_learner, **at("policy")).remote(
-            self._model, config.model
-        )
+        learners = self._learners(PolicyActor, "policy")
+        self._policy = RayPolicy(*learners, limit_s=config.cluster.learner_limit_s)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         if config.roles:
@@ -123,8 +122,8 @@ class Cluster:
             )
             for k in range(config.cluster.rollout_workers)
         ]
-        actors = [self._sandboxes, *self._generators, self._policy, self._queue, self._buffer, *self._workers]
-        await self._ready(actors if self._writers is None else [*actors, self._writers])
+        actors = [self._sandboxes, *self._generators, self._queue, self._buffer, *self._workers]
+        await self._ready(actors if self._writers is None else [*actors, self._writers], learners)
         self._engines = Engines(self._generators, self._router, restarts)
         self._engines.watch()
 
@@ -155,10 +154,21 @@ class Cluster:
             ) from error
         self._own_ray = True
 
-    async def _ready(self, actors: list[Any]) -> None:
+    def _learners(self, kind: Any, role: str) -> list[Any]:
+        """The processes of a host of the learner's kind, each in its place."""
+        cluster = self._config.cluster
+        options = [
+            {"num_cpus": 1, "num_gpus": cluster.gpus_learner, **self._place.options(role, rank)}
+            for rank in range(cluster.learner_processes)
+        ]
+        return make_actors(kind, options, self._model, self._config.model, cluster.learner_limit_s)
+
+    async def _ready(self, actors: list[Any], learners: list[Any]) -> None:
+        """`learners`: the processes of one host."""
         try:
             async with asyncio.timeout(START_S):
-                await asyncio.gather(*[actor.ready.remote() for actor in actors])
+                await asyncio.gather(meet(learners), *[actor.ready.remote() for actor in actors])
+                await asyncio.gather(*[actor.ready.remote() for actor in learners])
         except TimeoutError as error:
             raise EngineError(
                 f"an actor was not ready after {START_S:.0f} s", "cluster", "see the logs in /tmp/ray/session_latest"
@@ -179,7 +189,8 @@ class Cluster:
 
     @property
     def policy(self) -> RayPolicy:
-        return RayPolicy(self._policy)
+        assert self._policy is not None, "`start` comes first"
+        return self._policy
 
     @property
     def queue(self) -> RayRecoveryStore:
@@ -202,31 +213,27 @@ class Cluster:
     async def open_critic(self) -> RayCritic:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
-        gpus = self._config.cluster.gpus_learner
-        self._critic = CriticActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("critic")).remote(
-            self._model, self._config.model
-        )
-        await self._ready([self._critic])
-        return RayCritic(self._critic)
+        learners = self._learners(CriticActor, "critic")
+        self._critic = RayCritic(*learners, limit_s=self._config.cluster.learner_limit_s)
+        await self._ready([], learners)
+        return self._critic
 
     async def close_critic(self) -> None:
         if self._critic is not None:
-            ray.kill(self._critic)
+            self._critic.end()
             self._critic = None
 
     async def open_reference(self) -> RayPolicy:
         """A policy host that no stage updates."""
         await self.close_reference()
-        gpus = self._config.cluster.gpus_learner
-        self._reference = PolicyActor.options(num_cpus=1, num_gpus=gpus, **self._place.options("reference")).remote(
-            self._model, self._config.model
-        )
-        await self._ready([self._reference])
-        return RayPolicy(self._reference)
+        learners = self._learners(PolicyActor, "reference")
+        self._reference = RayPolicy(*learners, limit_s=self._config.cluster.learner_limit_s)
+        await self._ready([], learners)
+        return self._reference
 
     async def close_reference(self) -> None:
         if self._reference is not None:
-            ray.kill(self._reference)
+            self._reference.end()
             self._reference = None
 
     async def busy(self) -> dict[str, float]:
@@ -243,10 +250,12 @@ class Cluster:
         if self._engines is not None:
             await self._engines.close()
         await asyncio.gather(*[_bounded("generator", one.close.remote()) for one in self._generators])
-        others = (self._policy, self._critic, self._reference, self._queue, self._buffer, self._writers)
-        for actor in (self._sandboxes, *self._generators, *others):
+        for actor in (self._sandboxes, *self._generators, self._queue, self._buffer, self._writers):
             if actor is not None:
                 _kill(actor)
+        for host in (self._policy, self._critic, self._reference):
+            if host is not None and ray.is_initialized():
+                host.end()
         self._sandboxes = self._policy = self._critic = self._reference = self._queue = self._buffer = None
         self._generators, self._engines, self._writers = [], None, None
         self._place.release()

@@ -1,16 +1,20 @@
-"""Hosts of the learner and the critic: one process each, with model and optimizer. A reference model is a learner never updated.
+"""Hosts of the learner and the critic: model and optimizer, in one process or several. A reference is a learner never updated.
 
 Methods are synchronous: a host does one thing at a time, callers wait for their own call. `export` hands weights out as an object
-that its caller owns, so that they outlive the host.
+that its caller owns, so that they outlive the host. The processes of one host are actors in a row (`Seat`): each gets the same
+calls, the first one's answers count (`actors.group`, `model.ranks`).
 """
 
+import asyncio
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from termrsi import weights
-from termrsi.actors.calls import alive, ask
+from termrsi.actors.group import Group
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import WeightsError
 from termrsi.records import Sample, UpdateMetrics, WeightsVersion
@@ -30,21 +34,92 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
     }
 
 
-@ray.remote(max_restarts=0)
-class PolicyActor:
-    """The policy with its optimizer."""
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process's place among those of one host. `limit_s`: how long one waits for the others in an exchange."""
 
-    def __init__(self, model: str, config: ModelConfig) -> None:
-        from termrsi.model.policy import PolicyModel
+    rank: int = 0
+    size: int = 1
+    limit_s: float = 600.0
 
-        self._model = PolicyModel(model, routing_replay=config.routing_replay, **_options(config))
+
+class _Member:
+    """One process of a host. Alone it has the model from the start, as one of several from `join` on."""
+
+    def __init__(self, model: str, config: ModelConfig, seat: Seat = Seat()) -> None:
+        self._path, self._config, self._seat = model, config, seat
         self._version = 0
+        self._store: Any = None  # Any: torch's, which is not imported here; the first process keeps it open
+        self._model: Any = self._make(_options(config)) if seat.size == 1 else None  # Any: a policy or a critic
+
+    def _make(self, options: dict[str, Any]) -> Any:  # Any: as above
+        raise NotImplementedError
+
+    def address(self) -> tuple[str, int]:
+        """Where the processes meet: asked of the first one."""
+        from termrsi.model.ranks import open_store
+
+        host = ray.util.get_node_ip_address()
+        self._store = open_store(host, self._seat.limit_s)
+        return host, self._store.port
+
+    def join(self, address: tuple[str, int]) -> None:
+        """Wait for the others there, then load this process's part of the model."""
+        import torch
+
+        from termrsi.model import ranks
+
+        interface = ranks.interface_of(ray.util.get_node_ip_address())
+        if interface is not None:  # a host name may lead to another one, or nowhere
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        options, seat = _options(self._config), self._seat
+        store = self._store if seat.rank == 0 else ranks.find_store(*address, seat.limit_s)
+        device = torch.device(options["device"])
+        joined = ranks.join(store, seat.rank, seat.size, device, seat.limit_s)
+        self._model = self._make({**options, "ranks": joined})
 
     def ready(self) -> bool:
         return True
 
+    def save(self, directory: str) -> str:
+        return self._model.save(directory)
+
+    def load(self, directory: str) -> str:
+        return self._model.load(directory)
+
+    def save_training(self, directory: str) -> str:
+        return self._model.save_training(directory)
+
+    def load_training(self, directory: str, version: int) -> str:
+        checksum = self._model.load_training(directory)
+        self._version = version
+        return checksum
+
+    def checksum(self) -> str:
+        return self._model.checksum()
+
+    def _first(self, rows: list[list[float]]) -> list[list[float]]:
+        """An answer that need not travel twice."""
+        return rows if self._seat.rank == 0 else []
+
+    def _hand_out(self, state: Any) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:  # Any: tensors by name
+        """The first process's is whole, the others' are empty."""
+        self._version += 1
+        packed = weights.pack(state)
+        return (self._version, weights.meta(packed)), packed
+
+
+@ray.remote(max_restarts=0)
+class PolicyActor(_Member):
+    """The policy with its optimizer."""
+
+    def _make(self, options: dict[str, Any]) -> Any:  # Any: see _Member
+        from termrsi.model.policy import PolicyModel
+
+        return PolicyModel(self._path, routing_replay=self._config.routing_replay, **options)
+
     def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
-        return self._model.logp(samples)
+        return self._first(self._model.logp(samples))
 
     def update(self, samples: Sequence[Sample], loss: dict[str, object], lr: float) -> UpdateMetrics:
         return self._model.update(samples, loss, lr)
@@ -54,43 +129,20 @@ class PolicyActor:
 
     @ray.method(num_returns=2)
     def export(self) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:
-        self._version += 1
-        packed = weights.pack(self._model.state())
-        return (self._version, weights.meta(packed)), packed
-
-    def save(self, directory: str) -> str:
-        return self._model.save(directory)
-
-    def load(self, directory: str) -> str:
-        return self._model.load(directory)
-
-    def save_training(self, directory: str) -> str:
-        return self._model.save_training(directory)
-
-    def load_training(self, directory: str, version: int) -> str:
-        checksum = self._model.load_training(directory)
-        self._version = version
-        return checksum
-
-    def checksum(self) -> str:
-        return self._model.checksum()
+        return self._hand_out(self._model.state())
 
 
 @ray.remote(max_restarts=0)
-class CriticActor:
+class CriticActor(_Member):
     """The value model with its optimizer."""
 
-    def __init__(self, model: str, config: ModelConfig) -> None:
+    def _make(self, options: dict[str, Any]) -> Any:  # Any: see _Member
         from termrsi.model.critic import CriticModel
 
-        self._model = CriticModel(model, layers=config.critic_layers, **_options(config))
-        self._version = 0
-
-    def ready(self) -> bool:
-        return True
+        return CriticModel(self._path, layers=self._config.critic_layers, **options)
 
     def values(self, samples: Sequence[Sample]) -> list[list[float]]:
-        return self._model.values(samples)
+        return self._first(self._model.values(samples))
 
     def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
         return self._model.update(samples, lr, value_clip)
@@ -100,50 +152,44 @@ class CriticActor:
 
     @ray.method(num_returns=2)
     def export(self) -> tuple[tuple[int, weights.StateMeta], weights.PackedState]:
-        self._version += 1
-        packed = weights.pack(self._model.weights_only())
-        return (self._version, weights.meta(packed)), packed
+        return self._hand_out(self._model.weights_only())
 
     def pull(self, packed: weights.PackedState, expected: str) -> None:
         """Weights only, fresh optimizer; proves that they arrived."""
         self._model.load_weights(weights.unpack(packed))
         found = weights.checksum(weights.pack(self._model.weights_only()))
-        if found != expected:
+        if self._seat.rank == 0 and found != expected:
             raise WeightsError(f"checksum {found} after a pull of {expected}", "critic")
 
-    def save(self, directory: str) -> str:
-        return self._model.save(directory)
 
-    def load(self, directory: str) -> str:
-        return self._model.load(directory)
+def make_actors(kind: Any, options: Sequence[dict[str, Any]], model: str, config: ModelConfig, limit_s: float) -> list[Any]:
+    """The processes of one host, PolicyActors or CriticActors, by rank; `meet` before anything else. `options`: Ray's, of each."""
+    return [kind.options(**one).remote(model, config, Seat(rank, len(options), limit_s)) for rank, one in enumerate(options)]
 
-    def save_training(self, directory: str) -> str:
-        return self._model.save_training(directory)
 
-    def load_training(self, directory: str, version: int) -> str:
-        checksum = self._model.load_training(directory)
-        self._version = version
-        return checksum
-
-    def checksum(self) -> str:
-        return self._model.checksum()
+async def meet(actors: Sequence[Any]) -> None:  # Any: Ray's actor handles are untyped
+    """Have the processes of one host find each other and load the model; what a process raises."""
+    if len(actors) > 1:
+        address = await actors[0].address.remote()
+        await asyncio.gather(*[actor.join.remote(address) for actor in actors])
 
 
 class _Host:
-    """What both clients share."""
+    """What both clients share. `others`: the further processes of the host, by rank; `limit_s` as in `Seat`."""
 
     name = ""
 
-    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
+    def __init__(self, actor: Any, *others: Any, limit_s: float = 600.0) -> None:  # Any: Ray's actor handles are untyped
         self.actor = actor
+        self._group = Group(self.name, [actor, *others], limit_s)
 
     async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
-        return await ask(self.name, self.actor, method, *arguments)
+        return await self._group.call(method, *arguments)
 
     async def publish(self) -> WeightsVersion:
-        (meta_ref, state_ref) = self.actor.export.remote()
-        version, meta = await alive(self.name, meta_ref)
-        return WeightsVersion(self.name, version, meta.checksum, [state_ref], meta.size_bytes)
+        handed = [actor.export.remote() for actor in self._group.actors]  # (version and meta, state) each
+        version, meta = await self._group.first_of("publish", [about for about, _ in handed])
+        return WeightsVersion(self.name, version, meta.checksum, [handed[0][1]], meta.size_bytes)
 
     async def save(self, directory: str) -> str:
         return await self._ask("save", directory)
@@ -159,6 +205,10 @@ class _Host:
 
     async def checksum(self) -> str:
         return await self._ask("checksum")
+
+    def end(self) -> None:
+        """Kill the host's processes."""
+        self._group.end()
 
 
 class RayPolicy(_Host):

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from termrsi.algo.prefix import Shared, lay_out, trees
+from termrsi.algo.prefix import Shared, Tree, lay_out, trees
 from termrsi.records import Sample
 
 Field = Literal["sampler_logp", "old_logp", "ref_logp", "advantages", "returns", "old_values"]
@@ -48,12 +48,14 @@ def micro_batches(
     fields: Sequence[Field] = (),
     device: str | torch.device = "cpu",
     share_prefix: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> list[MicroBatch]:
     """All samples that have action tokens, each once, longest first; a padded micro-batch holds at most `budget_tokens`.
 
     A sample longer than the budget gets a micro-batch of its own. Longest first: if memory does not suffice, the
     first one says so. Samples without action tokens are left out, `restore` gives them zeros. `share_prefix`: what the samples of
-    a group have in common is computed once (`prefix`), and the budget counts computed tokens.
+    a group have in common is computed once (`prefix`), and the budget counts computed tokens. `part` (k, n): only what the k-th of
+    n processes has to do (`deal`); `rows` count through all samples all the same, and all are checked.
 
     Raises ValueError if a sample's lists differ in length, if a name of `fields` is missing, or if the first token of a
     sample is an action (nothing predicts it).
@@ -62,8 +64,11 @@ def micro_batches(
         raise ValueError(f"budget_tokens must be at least 1, not {budget_tokens}")
     lengths = [_used_length(sample, fields) for sample in samples]
     if share_prefix:
-        return _sharing(samples, lengths, budget_tokens, fields, torch.device(device))
+        rows = trees(samples, lengths, budget_tokens)
+        own = [rows[i] for i in deal([row.length for row in rows], *part)]
+        return _sharing(samples, lengths, own, budget_tokens, fields, torch.device(device))
     order = sorted((i for i, n in enumerate(lengths) if n > 0), key=lambda i: -lengths[i])
+    order = [order[i] for i in deal([lengths[i] for i in order], *part)]
     batches: list[MicroBatch] = []
     start = 0
     while start < len(order):
@@ -74,25 +79,55 @@ def micro_batches(
     return batches
 
 
+def deal(sizes: Sequence[int], k: int, n: int) -> list[int]:
+    """Places in `sizes` (largest first) of what the k-th of n processes gets: each in turn to whoever has the least so far."""
+    loads, own = [0] * n, []
+    for i, size in enumerate(sizes):
+        least = loads.index(min(loads))
+        loads[least] += size
+        if least == k:
+            own.append(i)
+    return own
+
+
+def blank(fields: Sequence[Field] = (), device: str | torch.device = "cpu") -> MicroBatch:
+    """A row of no sample and without action: it is computed like any other, and all its gradients are 0.
+
+    Processes that share a model must take the same number of passes; whoever has fewer micro-batches takes this instead.
+    """
+    shape = (1, 2)
+    return MicroBatch(
+        (),
+        torch.zeros(shape, dtype=torch.int64, device=device),
+        torch.zeros(shape, dtype=torch.bool, device=device),
+        torch.ones(1, device=device),
+        {name: torch.zeros(shape, device=device) for name in fields},
+    )
+
+
 def _sharing(
-    samples: Sequence[Sample], lengths: Sequence[int], budget_tokens: int, fields: Sequence[Field], device: torch.device
+    samples: Sequence[Sample],
+    lengths: Sequence[int],
+    rows: Sequence[Tree],
+    budget_tokens: int,
+    fields: Sequence[Field],
+    device: torch.device,
 ) -> list[MicroBatch]:
-    rows = trees(samples, lengths, budget_tokens)
     batches: list[MicroBatch] = []
     start = 0
     while start < len(rows):
-        part = rows[start : start + max(1, budget_tokens // max(1, rows[start].length))]
-        members = [i for row in part for i in row.members]
+        together = rows[start : start + max(1, budget_tokens // max(1, rows[start].length))]
+        members = [i for row in together for i in row.members]
         padded = _pad(samples, members, max(lengths[i] for i in members), fields, device)
-        batches.append(replace(padded, shared=lay_out(samples, lengths, part, device)))
-        start += len(part)
+        batches.append(replace(padded, shared=lay_out(samples, lengths, together, device)))
+        start += len(together)
     return batches
 
 
 def restore(samples: Sequence[Sample], outputs: Sequence[tuple[MicroBatch, Tensor]]) -> list[list[float]]:
     """Per-token results `[B, T]` of each micro-batch, as one list per sample in its order, 0 off the mask."""
     lists = [[0.0] * len(sample.ids) for sample in samples]
-    for batch, output in outputs:
+    for batch, output in ((batch, output) for batch, output in outputs if batch.rows):
         kept = torch.where(batch.mask, output.detach().float(), 0.0).tolist()
         for row, values in zip(batch.rows, kept, strict=True):
             used = min(len(values), len(lists[row]))

@@ -127,7 +127,8 @@ class ClusterConfig:
 
     `nodes` and the four fields after it say what nodes of one kind there are: with them a run that cannot fit is refused at the
     start, and its actors are placed by role. `nodes=0`: nothing is said, and Ray places them. `colocated`: engine k and the k-th
-    process of each learner share a device, each with its fraction of it.
+    process of each learner share a device, each with its fraction of it. `learner_processes`: how many hold the learner together:
+    each has a part of every weight and takes a part of every batch. As many again hold the critic, and the reference.
     """
 
     address: str = "local"
@@ -137,6 +138,7 @@ class ClusterConfig:
     generators: int = 1  # engines; an episode goes to the one that holds its prefix
     generator_restarts: int = 2  # of each engine's process, after a death
     learner_processes: int = 1  # of the policy, and as many of the critic and of the reference
+    learner_limit_s: float = 600.0  # how long one learner process waits for the others, before they are taken as lost
     gpus_generator: float = 0.0  # of each engine; more than 1: model.engine says how it uses them
     gpus_learner: float = 0.0  # of each process
     colocated: bool = False
@@ -151,6 +153,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
         at_least("cluster", 1, generators=self.generators, learner_processes=self.learner_processes)
+        at_least("cluster", 1, learner_limit_s=self.learner_limit_s)
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
         at_least("cluster", 0, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         at_least("cluster", 0, gpus_generator=self.gpus_generator, gpus_learner=self.gpus_learner)
@@ -174,6 +177,15 @@ class ClusterConfig:
             raise ConfigError(
                 "half a shape of nodes", "cluster.nodes", "give cpus, and gpus_per_node with gpu_memory_gib if they have GPUs"
             )
+        if self.learner_processes > 1 and self.gpus_learner > 1:
+            where = "cluster.gpus_learner"
+            raise ConfigError(
+                f"{self.gpus_learner:g} GPUs for each of {self.learner_processes} processes", where, "valid: 1 at most"
+            )
+        needed = 2 + self.learner_processes  # the generator; queues, sandboxes and the like together
+        if self.address == "local" and self.learner_processes > 1 and self.num_cpus < needed:
+            what = f"{self.num_cpus} slots for {self.learner_processes} learner processes and a generator"
+            raise ConfigError(what, "cluster.num_cpus", f"at least {needed}")
 
 
 @dataclass(slots=True, kw_only=True)

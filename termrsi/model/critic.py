@@ -19,9 +19,10 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
+from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
 from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
-from termrsi.model.policy import enable_checkpointing, learn, load_module, load_training, save_training, untied_state
+from termrsi.model.ranks import ALONE, Ranks, rest
 from termrsi.records import Sample, UpdateMetrics
 
 HEAD_FILE = "value_head.safetensors"
@@ -33,7 +34,7 @@ class CriticModel:
     `directory` is a causal LM (then the head is new: weights of standard deviation 0.01 / sqrt(hidden size), bias 0, drawn
     from `seed`) or one written by `save`. A new critic keeps the first `layers` blocks of the LM's body (0: all): a value needs
     less depth than the next token, and the critic's updates cost as much as the policy's. A saved critic keeps its own depth.
-    The head computes in float32. Raises CheckpointError and ConfigError as PolicyModel.
+    The head computes in float32. `ranks` as in PolicyModel. Raises CheckpointError and ConfigError as PolicyModel.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class CriticModel:
         share_prefix: bool = False,
         seed: int = 0,
         layers: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         if compute not in ("bf16", "fp32"):
             raise ConfigError(f"unknown compute {compute!r}", "model.critic", "bf16 or fp32")
         self._compute: Compute = compute
-        self._device = torch.device(device)
+        self._device, self._ranks = torch.device(device), ranks
         self._micro_tokens, self._seed, self._layers = micro_tokens, seed, layers
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
@@ -75,30 +77,35 @@ class CriticModel:
         if self._gradient_checkpointing:
             enable_checkpointing(body)
         self._source, self._body, self._head = Path(directory), body, head
-        self._module = nn.ModuleDict({"body": body, "value_head": head}).to(self._device)
-        half = body if self._compute == "bf16" else None
-        self._masters = Masters(self._module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm)
+        self._module = _Valuer(body, head)
+        half = place(self._module, body, compute=self._compute, device=self._device, ranks=self._ranks, full=[head])
+        self._masters = Masters(self._module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
         return self.checksum()
 
     def save(self, directory: Path | str) -> str:
         """The body as a bf16 Hugging Face directory, the head beside it in float32; returns the checksum."""
-        body = {name: tensor.to(torch.bfloat16) for name, tensor in untied_state(self._body).items()}
+        state = self.state()
+        if not self._ranks.first:
+            return ""
+        body = {name.removeprefix("body."): tensor for name, tensor in state.items() if name.startswith("body.")}
+        head = {name.removeprefix("value_head."): tensor for name, tensor in state.items() if name.startswith("value_head.")}
         with checkpoint.atomic_directory(directory) as temporary:
             self._body.save_pretrained(temporary, state_dict=body)
             checkpoint.set_config_dtype(temporary)
             checkpoint.copy_tokenizer(self._source, temporary)
-            save_file({name: tensor.contiguous() for name, tensor in self._head.state_dict().items()}, temporary / HEAD_FILE)
-        return self.checksum()
+            save_file({name: tensor.contiguous() for name, tensor in head.items()}, temporary / HEAD_FILE)
+        return checkpoint.checksum(state)
 
     def state(self) -> dict[str, Tensor]:
-        """What `save` writes, in memory: body in bf16 (`body.*`), head in float32 (`value_head.*`)."""
-        return {
-            name: tensor if name.startswith("value_head.") else tensor.to(torch.bfloat16)
+        """What `save` writes, in memory: body in bf16 (`body.*`), head in float32 (`value_head.*`); see `PolicyModel.state`."""
+        cast = (
+            (name, tensor if name.startswith("value_head.") else tensor.to(torch.bfloat16))
             for name, tensor in untied_state(self._module).items()
-        }
+        )
+        return dict(cast) if self._ranks.size == 1 else self._ranks.keep(cast)
 
     def checksum(self) -> str:
-        """Of `state`."""
+        """Of `state`; over several processes meaningless but on the first."""
         return checkpoint.checksum(self.state())
 
     def weights_only(self) -> dict[str, Tensor]:
@@ -111,12 +118,13 @@ class CriticModel:
         return self.checksum()
 
     def save_training(self, directory: Path | str) -> str:
-        """As of a policy: masters, the head's among them, and optimizer. Returns the checksum."""
-        return save_training(self._masters, directory, self.checksum())
+        """As PolicyModel's: masters, the head's among them, and optimizer."""
+        return save_training(directory, self._masters, self.checksum(), self._ranks)
 
     def load_training(self, directory: Path | str) -> str:
-        """Go on from `save_training` of a critic of this depth; returns the checksum. Raises CheckpointError."""
-        load_training(self._masters, directory, self._device)
+        """As PolicyModel's, of a critic of this depth."""
+        checkpoint.verify(directory)
+        self._masters.load_training(Path(directory))
         return self.checksum()
 
     @property
@@ -128,7 +136,9 @@ class CriticModel:
         """Value of the prefix before each action token: one list per sample, as long as its ids, 0 off the mask."""
         with torch.no_grad():
             batches = self._split(samples, ())
-            return batching.restore(samples, [(batch, self._forward(batch)) for batch in batches])
+            rows = batching.restore(samples, [(batch, self._forward(batch)) for batch in batches])
+        rest(self._module)
+        return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
         """One step of `algo.loss.value_loss` towards `returns`, clipped around `old_values`; denominator: all action tokens.
@@ -146,7 +156,8 @@ class CriticModel:
             seen.append((_numpy(values, micro), _numpy(returns, micro)))
             return losses.value_loss(values, returns, old, micro.mask, clip=value_clip, denominator=count)
 
-        result = learn(self._masters, self._split(samples, fields), one, lr)
+        result = learn(self._masters, self._split(samples, fields), one, lr, self._ranks)
+        seen = [part for parts in self._ranks.gather(seen) for part in parts]
         if seen:
             values, returns = (np.concatenate(part) for part in zip(*seen, strict=True))
             explained = metrics.explained_variance(values, returns)
@@ -167,15 +178,22 @@ class CriticModel:
         self._masters.reset_optimizer()
 
     def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
-        return batching.micro_batches(
-            samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device, share_prefix=self._share_prefix
-        )
+        return split(samples, fields, self._micro_tokens, self._device, self._ranks, share_prefix=self._share_prefix)
 
     def _forward(self, micro: batching.MicroBatch) -> Tensor:
         """Values `[B, T]`, 0 off the mask."""
-        hidden = hidden_of(self._body, micro)
-        values = self._head(hidden.float()).squeeze(1)
-        return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, values)
+        return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, self._module(micro).squeeze(1))
+
+
+class _Valuer(nn.Module):
+    """Body and head, from micro-batch to values `[K, 1]`."""
+
+    def __init__(self, body: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.value_head = body, head
+
+    def forward(self, micro: batching.MicroBatch) -> Tensor:
+        return self.value_head(hidden_of(self.body, micro).float())
 
 
 def keep_layers(body: PreTrainedModel, layers: int, where: str) -> None:

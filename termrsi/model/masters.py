@@ -4,27 +4,40 @@ In bf16 alone a step of 5e-7 rounds to nothing. So the module holds bf16 paramet
 moves to its master as soon as it is complete, micro-batches add up in float32, and after the step the masters are rounded back.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from termrsi.errors import CheckpointError
+from termrsi.model.ranks import ALONE, Ranks, part_of, whole
 
 Compute = Literal["bf16", "fp32"]
+FILE_BYTES = 4 << 30  # of training state in one file, and so in memory while it is written
 
 
 class Masters:
     """The trainable parameters of one module and their optimizer. The module is changed in place.
 
-    `half` is the part that computes in bf16 (None: nothing does, and the parameters are their own masters).
+    `half` is the part that computes in bf16 (None: nothing does, and the parameters are their own masters). Over several `ranks`
+    the module is cut (`ranks.shard`), its parameters are their own masters, and each process steps on its parts of them; what is
+    handed out is whole, on the first process only, and what is taken in is whole on each.
     AdamW, betas (0.9, 0.95) (ours: the second moment forgets in tens of steps, as long as a phase lasts), weight decay 0.
     """
 
     def __init__(
-        self, module: nn.Module, *, half: nn.Module | None, betas: tuple[float, float] = (0.9, 0.95), max_grad_norm: float = 1.0
+        self,
+        module: nn.Module,
+        *,
+        half: nn.Module | None,
+        betas: tuple[float, float] = (0.9, 0.95),
+        max_grad_norm: float = 1.0,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._betas, self._max_grad_norm = betas, max_grad_norm
         # A tied weight has one name here: named_parameters yields each parameter once.
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -54,7 +67,7 @@ class Masters:
     def step(self, lr: float) -> float:
         """One step on the gradients so far; returns their norm before clipping. A norm that is not finite changes nothing."""
         masters = list(self._masters.values())
-        norm = torch.nn.utils.clip_grad_norm_(masters, self._max_grad_norm)
+        norm = whole(torch.nn.utils.clip_grad_norm_(masters, self._max_grad_norm))
         if bool(torch.isfinite(norm)):
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
@@ -65,24 +78,20 @@ class Masters:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the float32 masters by parameter name."""
-        return {name: master.detach().clone() for name, master in self._masters.items()}
+        return self._handed_out(self._masters.items())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Weights only: the optimizer starts afresh. Raises CheckpointError if names or shapes differ."""
         self._check(weights)
         with torch.no_grad():
             for name, master in self._masters.items():
-                master.copy_(weights[name])
+                master.copy_(part_of(weights[name], master))
         self._round_back(self._parameters)
         self.reset_optimizer()
 
     def training_state(self) -> dict[str, Tensor]:
         """All that a resumed run needs to go on bit for bit: masters (`master.*`), moments and step counts (`optimizer.*`)."""
-        state = {f"master.{name}": master.detach().clone() for name, master in self._masters.items()}
-        for name, master in self._masters.items():
-            for key, value in self._optimizer.state.get(master, {}).items():
-                state[f"optimizer.{key}.{name}"] = value.detach().clone()
-        return state
+        return self._handed_out(self._training_tensors())
 
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
         """What `training_state` returned. Raises CheckpointError if it is of another model."""
@@ -91,12 +100,39 @@ class Masters:
             kind, _, rest = full.partition(".")
             key, _, name = rest.partition(".")
             if kind == "optimizer":
-                self._optimizer.state[self._masters[name]][key] = value.to(self._masters[name].device).clone()
+                self._optimizer.state[self._masters[name]][key] = part_of(value, self._masters[name]).clone()
+
+    def save_training(self, directory: Path) -> None:
+        """`training_state` into `directory` of the first process, in files of about `FILE_BYTES`."""
+        for number, part in enumerate(_portions(self._training_tensors(), FILE_BYTES)):
+            state = self._handed_out(part)
+            if self._ranks.first:
+                save_file(state, directory / f"training-{number:05d}.safetensors")
+
+    def load_training(self, directory: Path) -> None:
+        """What `save_training` wrote, by however many processes. Raises CheckpointError as `load_training_state`."""
+        state: dict[str, Tensor] = {}
+        for file in sorted(directory.glob("training-*.safetensors")):
+            state |= load_file(file)  # mapped into memory, so that a process reads its parts only
+        self.load_training_state(state)
 
     @property
     def has_moments(self) -> bool:
         """False for a fresh optimizer."""
         return len(self._optimizer.state) > 0
+
+    def _training_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, master in self._masters.items():
+            yield f"master.{name}", master
+        for name, master in self._masters.items():
+            for key, value in self._optimizer.state.get(master, {}).items():
+                yield f"optimizer.{key}.{name}", value
+
+    def _handed_out(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Copies, whole; over several processes on the first one's CPU, elsewhere nothing."""
+        if self._ranks.size > 1:
+            return self._ranks.keep(tensors)
+        return {name: tensor.detach().clone() for name, tensor in tensors}
 
     def _round_back(self, names: Iterable[str]) -> None:
         with torch.no_grad():
@@ -110,6 +146,18 @@ class Masters:
         if ours != theirs:
             odd = sorted({name for name, _ in ours.items() ^ theirs.items()})
             raise CheckpointError(f"these weights are of another model ({', '.join(odd[:3])})", "model.masters", "")
+
+
+def _portions(tensors: Iterable[tuple[str, Tensor]], limit_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """In order, each portion full once it has `limit_bytes`."""
+    held: list[tuple[str, Tensor]] = []
+    for item in tensors:
+        held.append(item)
+        if sum(tensor.nbytes for _, tensor in held) >= limit_bytes:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 def _mover(master: Tensor) -> Callable[[Tensor], None]:

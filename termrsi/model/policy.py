@@ -4,9 +4,6 @@ It owns its parameters and its optimizer and knows nothing of actors. `termrsi.p
 """
 
 import difflib
-import errno
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,18 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from termrsi.algo import batch as batching
 from termrsi.algo import loss as losses
-from termrsi.algo import metrics, whole
+from termrsi.algo import metrics
+from termrsi.algo import whole as of_batch
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
+from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.masters import Compute, Masters
+from termrsi.model.ranks import ALONE, Ranks, rest
 from termrsi.model.routing import RoutingReplay, lay_out
 from termrsi.records import Sample, UpdateMetrics
 
@@ -48,7 +46,6 @@ LOSS_KEYS = (
 ANCHORS = ("old", "sampler", "current")
 # Logits are changed between head and softmax in these models, and `token_logprobs` would not know.
 LOGIT_OPTIONS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-TRAINING_FILE = "training.safetensors"
 
 
 class PolicyModel:
@@ -58,6 +55,8 @@ class PolicyModel:
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
     `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
     learns from is shown under another prompt than it was sampled with.
+    `ranks`: the processes that hold the model together (`model.ranks`). Each is given the same calls, with the whole batch; what is
+    returned is of the whole batch too, weights and metrics on the first process only.
     The module stays in evaluation mode: dropout would make every ratio noisy. Raises CheckpointError if `directory` holds no
     model that can be used, ConfigError on an unknown `compute`.
     """
@@ -74,13 +73,14 @@ class PolicyModel:
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
         routing_replay: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         if routing_replay and share_prefix:
             raise ConfigError("a record is laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
         if compute not in ("bf16", "fp32"):
             raise ConfigError(f"unknown compute {compute!r}", "model.policy", "bf16 or fp32")
         self._compute: Compute = compute
-        self._device = torch.device(device)
+        self._device, self._ranks = torch.device(device), ranks
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
@@ -93,7 +93,6 @@ class PolicyModel:
         """Weights from a Hugging Face directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
         checkpoint.verify(directory)
         module = load_module(AutoModelForCausalLM, directory)
-        nn.Module.to(module, self._device)  # transformers' own wrapper has no signature
         head = module.get_output_embeddings()
         odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
         if not isinstance(head, nn.Linear) or odd:
@@ -101,14 +100,17 @@ class PolicyModel:
         self._replay = RoutingReplay(module) if self._routing_replay else None
         if self._gradient_checkpointing:
             enable_checkpointing(module, self._replay)
-        self._source, self._module, self._head = Path(directory), module, head
-        half = module if self._compute == "bf16" else None
-        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm)
+        self._source, self._module = Path(directory), module
+        self._scorer = _Scorer(module, head)
+        half = place(self._scorer, module, compute=self._compute, device=self._device, ranks=self._ranks)
+        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
         return self.checksum()
 
     def save(self, directory: Path | str) -> str:
         """A complete Hugging Face directory in bf16, tokenizer included; returns the checksum of the weights in it."""
         state = self.state()
+        if not self._ranks.first:
+            return ""
         with checkpoint.atomic_directory(directory) as temporary:
             self._module.save_pretrained(temporary, state_dict=state)
             checkpoint.set_config_dtype(temporary)
@@ -118,21 +120,27 @@ class PolicyModel:
     def state(self) -> dict[str, Tensor]:
         """The weights to publish: bf16, under the module's own (Hugging Face) names, a tied weight once.
 
-        Under bf16 compute these are the live parameters, not copies: they change with the next update.
+        Under bf16 compute these are the live parameters, not copies: they change with the next update. Over several processes they
+        are copies on the first one's CPU, put together one tensor at a time, and nothing elsewhere.
         """
-        return {name: tensor.to(torch.bfloat16) for name, tensor in untied_state(self._module).items()}
+        half = ((name, tensor.to(torch.bfloat16)) for name, tensor in untied_state(self._module).items())
+        return dict(half) if self._ranks.size == 1 else self._ranks.keep(half)
 
     def checksum(self) -> str:
-        """Of `state`."""
+        """Of `state`; over several processes meaningless but on the first."""
         return checkpoint.checksum(self.state())
 
     def save_training(self, directory: Path | str) -> str:
-        """Masters and optimizer, about 12 bytes per weight: with it a resumed run goes on bit for bit. Returns the checksum."""
-        return save_training(self._masters, directory, self.checksum())
+        """Masters and optimizer, about 12 bytes per weight: with it a resumed run goes on bit for bit, in as many processes.
+
+        Whole or not at all; returns the checksum of the weights. Raises OSError, also where safetensors has one of its own.
+        """
+        return save_training(directory, self._masters, self.checksum(), self._ranks)
 
     def load_training(self, directory: Path | str) -> str:
-        """Go on from `save_training`; returns the checksum. Raises CheckpointError."""
-        load_training(self._masters, directory, self._device)
+        """Go on from `save_training`, by however many processes; returns the checksum. Raises CheckpointError."""
+        checkpoint.verify(directory)
+        self._masters.load_training(Path(directory))
         return self.checksum()
 
     # Learning
@@ -144,7 +152,9 @@ class PolicyModel:
         """
         with torch.no_grad():
             batches = self._split(samples, ())
-            return batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
+            rows = batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
+        rest(self._scorer)
+        return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
         """One optimizer step on the whole batch; `loss` holds arguments of `algo.loss.policy_loss`.
@@ -171,17 +181,17 @@ class PolicyModel:
         if near:
             fields.append("ref_logp")
         by_rollout = kind in losses.ROLLOUT_KINDS
-        count = whole.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
-        of_rollout = whole.rollout_tokens(samples) if by_rollout else []
+        count = of_batch.count_rollouts(samples) if by_rollout else sum(sum(sample.mask) for sample in samples)
+        of_rollout = of_batch.rollout_tokens(samples) if by_rollout else []
         told = [i for i, one in enumerate(samples) if near or any(one.advantages) or len(one.advantages) != len(one.ids)]
         if not told:
             return UpdateMetrics(0.0, 0.0, 0, 0.0)
         of_prompt = [0.0] * len(samples)
         if kind == "tvpo":
-            of_prompt = whole.prompt_tv(samples, self.logp(samples))
+            of_prompt = of_batch.prompt_tv(samples, self.logp(samples))
         sat = float(str(options.get("sat", 0.0)))
         if sat > 0.0:
-            options["sat_bound"] = whole.log_ratio_bound(samples, self.logp(samples), sat, of_sequences=kind == "gspo")
+            options["sat_bound"] = of_batch.log_ratio_bound(samples, self.logp(samples), sat, of_sequences=kind == "gspo")
         of_prompt = [of_prompt[i] for i in told]
         of_rollout, samples = [of_rollout[i] for i in told] if by_rollout else [], [samples[i] for i in told]
         seen = _Seen()
@@ -191,8 +201,8 @@ class PolicyModel:
             columns = micro.columns
             old = {"old": columns.get("old_logp"), "sampler": columns.get("sampler_logp"), "current": logp.detach()}[anchor]
             assert old is not None, "micro_batches checks that the anchor is there"
-            rows = torch.tensor([of_rollout[i] for i in micro.rows], device=self._device) if by_rollout else None
-            tv = [of_prompt[i] for i in micro.rows]
+            rows = torch.tensor(_of_rows(of_rollout, micro), device=self._device) if by_rollout else None
+            tv = _of_rows(of_prompt, micro)
             prompts = torch.tensor(tv, dtype=torch.float64, device=self._device) if kind == "tvpo" else None
             seen.add(micro, logp, entropy, old, prompts)
             return losses.policy_loss(
@@ -209,7 +219,7 @@ class PolicyModel:
             )
 
         result = self._learn(self._split(samples, fields), one, lr)
-        result.extra.update(seen.report(options))
+        result.extra.update(_Seen.of(self._ranks.gather(seen)).report(options))
         return result
 
     def fit(self, samples: Sequence[Sample], lr: float) -> UpdateMetrics:
@@ -222,89 +232,46 @@ class PolicyModel:
         return self._learn(self._split(samples, ()), one, lr)
 
     def _split(self, samples: Sequence[Sample], fields: Sequence[batching.Field]) -> list[batching.MicroBatch]:
-        return batching.micro_batches(
-            samples, budget_tokens=self._micro_tokens, fields=fields, device=self._device, share_prefix=self._share_prefix
-        )
+        return split(samples, fields, self._micro_tokens, self._device, self._ranks, share_prefix=self._share_prefix)
 
     def _forward(self, micro: batching.MicroBatch, sampled: Sequence[Sample] = ()) -> tuple[Tensor, Tensor]:
         """Log-probabilities `[B, T]`, 0 off the mask, and entropies `[K]`, at each row's temperature.
 
         `sampled`: the samples that the micro-batch was made of, where their routing is to be replayed.
         """
-        replaying = self._replay.using(lay_out(sampled, micro)) if self._replay is not None and sampled else nullcontext()
+        known = self._replay is not None and sampled and micro.rows
+        replaying = self._replay.using(lay_out(sampled, micro)) if self._replay is not None and known else nullcontext()
         with replaying:
-            hidden = hidden_of(self._module.base_model, micro)
-        temperature = None
-        if bool((micro.temperatures != 1.0).any()):
-            temperature = micro.temperatures.unsqueeze(1).expand(micro.mask.shape)[micro.mask]
-        logp, entropy = token_logprobs(hidden, self._head.weight, micro.ids[micro.mask], self._head.bias, temperature)
+            logp, entropy = self._scorer(micro)
         return torch.zeros(micro.mask.shape, device=self._device).masked_scatter(micro.mask, logp), entropy
 
     def _learn(
         self, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
     ) -> UpdateMetrics:
-        return learn(self._masters, batches, loss_of, lr)
+        return learn(self._masters, batches, loss_of, lr, self._ranks)
 
 
-def learn(
-    masters: Masters, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
-) -> UpdateMetrics:
-    """Backward over all micro-batches, then one step. `loss_of` must divide by the whole batch's denominator."""
-    start = time.perf_counter()
-    masters.drop_gradients()
-    total = 0.0
-    for micro in batches:
-        loss = loss_of(micro)
-        loss.backward()
-        total += float(loss.detach())
-    norm = masters.step(lr)
-    extra = {"micro_batches": float(len(batches)), "padded_tokens": float(sum(micro.computed for micro in batches))}
-    return UpdateMetrics(total, norm, sum(micro.tokens for micro in batches), time.perf_counter() - start, extra)
+class _Scorer(nn.Module):
+    """A causal LM from micro-batch to log-probabilities and entropies `[K]`: the body, then the head in chunks, in float32.
 
-
-def save_training(masters: Masters, directory: Path | str, checksum: str) -> str:
-    """Whole or not at all; returns `checksum`, which stands beside. Raises OSError, also where safetensors has one of its own."""
-    with checkpoint.atomic_directory(directory) as temporary:
-        try:
-            save_file(masters.training_state(), temporary / TRAINING_FILE)
-        except SafetensorError as error:  # knows a full disk by its text alone
-            full = "os error 28" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory)) from error
-        (temporary / "config.json").write_text(json.dumps({"checksum": checksum}))
-    return checksum
-
-
-def load_training(masters: Masters, directory: Path | str, device: torch.device) -> None:
-    """What `save_training` left. Raises CheckpointError if it is not whole, or of another model."""
-    checkpoint.verify(directory)
-    masters.load_training_state(load_file(Path(directory) / TRAINING_FILE, device=str(device)))
-
-
-def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
-    """A transformers model in float32, in evaluation mode, from local files only. Raises CheckpointError."""
-    try:
-        return factory.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
-
-
-def enable_checkpointing(module: PreTrainedModel, replay: RoutingReplay | None = None) -> None:
-    """Recompute each layer in the backward pass, under the record of `replay` that its forward pass had.
-
-    transformers does so in training mode only; dropouts are set to 0 for that.
+    One module, so that the head's weight is used where it is put together for the pass.
     """
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-    contexts = {} if replay is None else {"context_fn": replay.recomputation}
-    module.gradient_checkpointing_enable({"use_reentrant": False, **contexts})
-    module.train()
+
+    def __init__(self, model: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+
+    def forward(self, micro: batching.MicroBatch) -> tuple[Tensor, Tensor]:
+        hidden = hidden_of(self.model.base_model, micro)
+        temperature = None
+        if bool((micro.temperatures != 1.0).any()):
+            temperature = micro.temperatures.unsqueeze(1).expand(micro.mask.shape)[micro.mask]
+        return token_logprobs(hidden, self.head.weight, micro.ids[micro.mask], self.head.bias, temperature)
 
 
-def untied_state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, each storage under its first name only."""
-    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - {name for name, _ in module.named_parameters()}
-    return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
+def _of_rows(values: Sequence[float], micro: batching.MicroBatch) -> list[float]:
+    """Of a micro-batch's samples; 0 for the row of a blank one."""
+    return [values[i] for i in micro.rows] if micro.rows else [0] * len(micro.mask)
 
 
 def _loss_options(loss: Mapping[str, object]) -> dict[str, object]:
@@ -334,6 +301,15 @@ class _Seen:
         row = self.rows + micro.mask.nonzero()[:, 0].cpu().numpy()  # of each token
         self.rows += len(micro.mask)
         self.parts.append(part | {"entropy": entropy.double().cpu().numpy(), "row": row})
+
+    @classmethod
+    def of(cls, seen: Sequence["_Seen"]) -> "_Seen":
+        """What several processes saw, sequences numbered on."""
+        together = cls()
+        for one in seen:
+            together.parts += [part | {"row": part["row"] + together.rows} for part in one.parts]
+            together.rows += one.rows
+        return together
 
     def report(self, options: Mapping[str, object]) -> dict[str, float]:
         """Ratio and clip are those of the objective: of sequences in `gspo`, else of tokens; `dppo`, `tvpo`, `dis` mask instead."""

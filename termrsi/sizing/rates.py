@@ -63,7 +63,7 @@ def prefill_s(shape: ModelShape, rates: Rates, gpus: int) -> Callable[[int, int]
 
 
 def learn_s(
-    shape: ModelShape, rates: Rates, gpus: int, lengths: Sequence[int], *, passes: float, layers: int = 0, head: bool = True
+    shape: ModelShape, rates: Rates, gpus: float, lengths: Sequence[int], *, passes: float, layers: int = 0, head: bool = True
 ) -> float:
     """Samples of so many tokens, spread evenly over `gpus`. `passes`: in forward passes, of which a backward pass is two."""
     blocks = shape.kept(layers)

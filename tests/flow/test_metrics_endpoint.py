@@ -96,8 +96,8 @@ async def test_a_run_is_told_to_prometheus(port: int, tmp_path: Path, monkeypatc
 
 
 async def test_sandboxes_are_told_to_prometheus(port: int, tmp_path: Path) -> None:
-    places = {"cache_dir": str(tmp_path / "cache"), "state_dir": str(tmp_path / "state")}
-    options = SandboxOptions("local", 2, 256, 64, 64, network=False, run="seen", **places)
+    cache, state = str(tmp_path / "cache"), str(tmp_path / "state")
+    options = SandboxOptions("local", 2, 256, 64, 64, network=False, run="seen", cache_dir=cache, state_dir=state)
     actor: Any = SandboxActor.options(num_cpus=0.1, max_concurrency=10).remote(options)  # Any: Ray's handles are untyped
     pool = RemotePool(actor)
     async with asyncio.timeout(SOON_S):
@@ -114,7 +114,8 @@ async def test_sandboxes_are_told_to_prometheus(port: int, tmp_path: Path) -> No
     await pool.release(first)
     await actor.close.remote()
 
-    log = Path(ray._private.worker.global_worker.node.get_logs_dir_path())  # where a collector reads
+    node: Any = ray._private.worker.global_worker.node  # pyright: ignore  # no public name tells the place of a session's logs
+    log = Path(node.get_logs_dir_path())  # where a collector reads
     lines = [line for file in log.glob("worker-*.err") for line in file.read_text().splitlines() if '"termrsi.' in line]
     (fault,) = [line for line in map(json.loads, lines) if line["logger"] == "termrsi.actors.sandboxes"]
     assert (fault["level"], fault["run"]) == ("warning", "seen")

@@ -48,7 +48,8 @@ def grpo_config(**changes: Any) -> GrpoConfig:
 
 def rpr_config(**changes: Any) -> RprConfig:
     sizes: dict[str, Any] = {"steps": 5, "tasks_per_step": 3, "samples_per_task": 2, "optim": OPTIM, "retention": EVERY}
-    return RprConfig(**{"critic": "warmup"} | sizes | changes)
+    sizes |= {"critic": "warmup"}
+    return RprConfig(**sizes | changes)
 
 
 def reterm_config(**changes: Any) -> RetermConfig:
@@ -486,7 +487,7 @@ def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
     assert len({figures["loss"] for figures in whole.values()}) == 4
     assert stopped == whole
     for host in ("policy", "critic"):
-        states = [load_file(r / "rpr" / checkpoints.FOLDER / "step-4" / host / "training.safetensors") for r in roots]
+        states = [load_file(r / "rpr" / checkpoints.FOLDER / "step-4" / host / "training-00000.safetensors") for r in roots]
         assert states[0].keys() == states[1].keys()
         assert any(name.startswith("optimizer.") for name in states[0])
         assert all(bool((states[0][name] == states[1][name]).all()) for name in states[0])

@@ -245,6 +245,9 @@ async def test_recorded_rollouts_hand_on_what_they_wrote(task: TaskSpec, tmp_pat
         async def discard(self, snapshots: Sequence[Snapshot]) -> None:
             self.discarded = snapshots
 
+        async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+            raise NotImplementedError
+
     plain = Plain()
     recorded = trials.RecordedRollouts(plain, tmp_path / "trials")
     found = [one async for one in recorded.run([spec(task, "e1"), spec(task, "e2")])]

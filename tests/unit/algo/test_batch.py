@@ -40,6 +40,30 @@ def test_nothing_is_lost_and_the_order_comes_back(rows: list[list[int]], budget:
     assert advantages == [list(s.advantages) for s in samples]
 
 
+@given(rows=st.lists(masks, max_size=9), processes=st.integers(1, 4), share=st.booleans())
+def test_the_shares_of_several_processes_are_the_whole(rows: list[list[int]], processes: int, share: bool) -> None:
+    samples = [sample(mask, 100 * i) for i, mask in enumerate(rows)]
+    parts = [batch.micro_batches(samples, budget_tokens=20, share_prefix=share, part=(k, processes)) for k in range(processes)]
+    assert sorted(i for part in parts for b in part for i in b.rows) == [i for i, mask in enumerate(rows) if any(mask)]
+    assert batch.restore(samples, [(b, b.ids.float()) for part in parts for b in [*part, batch.blank()]]) == [
+        [float(i) * m for i, m in zip(s.ids, s.mask, strict=True)] for s in samples
+    ]
+
+
+def test_shares_are_even() -> None:
+    """Each sample in turn, longest first, to whoever has the least: 9, 5+3, 4+4 of 25."""
+    sizes = [9, 5, 4, 4, 3]
+    assert [batch.deal(sizes, k, 3) for k in range(3)] == [[0], [1, 4], [2, 3]]
+    assert [batch.deal([7], k, 2) for k in range(2)] == [[0], []]
+    assert batch.deal(sizes, 0, 1) == [0, 1, 2, 3, 4]
+
+
+def test_a_blank_has_the_columns_and_no_action() -> None:
+    blank = batch.blank(("advantages",))
+    assert (blank.rows, blank.tokens, blank.columns["advantages"].tolist()) == ((), 0, [[0.0, 0.0]])
+    assert batch.restore([sample([0, 1])], [(blank, blank.ids.float())]) == [[0.0, 0.0]]
+
+
 def test_restore_never_lets_a_value_off_the_mask_through() -> None:
     samples = [sample([0, 1, 0, 1])]
     (only,) = batch.micro_batches(samples, budget_tokens=9)

@@ -42,6 +42,9 @@ class World:
 
     async def discard(self, snapshot: Snapshot) -> None: ...
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        raise NotImplementedError
+
     async def put(self, source: Path | str, target: str) -> None:
         source = Path(source)
         self.text = (source / "solve.sh" if source.is_dir() else source).read_text()

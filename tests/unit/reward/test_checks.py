@@ -49,6 +49,9 @@ class ScriptedPool:
 
     async def discard(self, snapshot: Snapshot) -> None: ...
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        raise NotImplementedError
+
 
 class ScriptedVerifier:
     def __init__(self, empty: list[Verdict], solved: list[Verdict]) -> None:

@@ -265,6 +265,9 @@ class FakeMachines:
     async def discard(self, snapshot: Snapshot) -> None:
         raise NotImplementedError
 
+    async def kept(self, snapshot: Snapshot) -> bool:
+        raise NotImplementedError
+
     def cost(self, task: TaskSpec) -> Cost:
         return Cost(1, 1)
 

@@ -1,0 +1,123 @@
+"""What policy and critic share: a model from its directory to its devices, a batch to micro-batches, and the step they lead to."""
+
+import errno
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from termrsi.algo import batch as batching
+from termrsi.errors import CheckpointError
+from termrsi.model import checkpoint
+from termrsi.model.masters import Compute, Masters
+from termrsi.model.ranks import Ranks, shard
+from termrsi.model.routing import RoutingReplay
+from termrsi.records import Sample, UpdateMetrics
+
+
+def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
+    """A transformers model in float32, in evaluation mode, from local files only. Raises CheckpointError."""
+    try:
+        return factory.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
+
+
+def enable_checkpointing(module: PreTrainedModel, replay: RoutingReplay | None = None) -> None:
+    """Recompute each layer in the backward pass, under the record of `replay` that its forward pass had.
+
+    transformers does so in training mode only; dropouts are set to 0 for that.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    contexts = {} if replay is None else {"context_fn": replay.recomputation}
+    module.gradient_checkpointing_enable({"use_reentrant": False, **contexts})
+    module.train()
+
+
+def place(
+    root: nn.Module,
+    model: PreTrainedModel,
+    *,
+    compute: Compute,
+    device: torch.device,
+    ranks: Ranks,
+    full: Sequence[nn.Module] = (),
+) -> nn.Module | None:
+    """`root`, which holds `model`, on its device or cut over the processes; returns what `Masters` are to compute in bf16 of it."""
+    if ranks.size == 1:
+        nn.Module.to(root, device)  # transformers' own wrapper has no signature
+        return model if compute == "bf16" else None
+    shard(root, ranks, blocks=set(model._no_split_modules or ()), half=compute == "bf16", full=full)
+    return None
+
+
+def split(
+    samples: Sequence[Sample],
+    fields: Sequence[batching.Field],
+    budget_tokens: int,
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    share_prefix: bool,
+) -> list[batching.MicroBatch]:
+    """This process's micro-batches, with blank ones behind them where another process has more."""
+    own = batching.micro_batches(
+        samples,
+        budget_tokens=budget_tokens,
+        fields=fields,
+        device=device,
+        share_prefix=share_prefix,
+        part=(ranks.rank, ranks.size),
+    )
+    return own + [batching.blank(fields, device)] * (ranks.most(len(own)) - len(own))
+
+
+def learn(
+    masters: Masters,
+    batches: Sequence[batching.MicroBatch],
+    loss_of: Callable[[batching.MicroBatch], Tensor],
+    lr: float,
+    ranks: Ranks,
+) -> UpdateMetrics:
+    """Backward over all micro-batches, then one step. `loss_of` must divide by the whole batch's denominator."""
+    start = time.perf_counter()
+    masters.drop_gradients()
+    total = 0.0
+    for micro in batches:
+        loss = loss_of(micro)
+        loss.backward()
+        total += float(loss.detach())
+    norm = masters.step(lr)
+    own = [micro for micro in batches if micro.rows]
+    counts = (len(own), sum(micro.computed for micro in own), sum(micro.tokens for micro in own))
+    total, number, computed, tokens = ranks.sum((total, *counts))
+    extra = {"micro_batches": float(number), "padded_tokens": float(computed)}
+    return UpdateMetrics(total, norm, int(tokens), time.perf_counter() - start, extra)
+
+
+def save_training(directory: Path | str, masters: Masters, checksum: str, ranks: Ranks) -> str:
+    """The first process writes, the others give it their parts; returns `checksum`, which stands beside."""
+    if not ranks.first:
+        masters.save_training(Path())
+        return checksum
+    with checkpoint.atomic_directory(directory) as temporary:
+        try:
+            masters.save_training(temporary)
+        except SafetensorError as error:  # knows a full disk by its text alone
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory)) from error
+        (temporary / "config.json").write_text(json.dumps({"checksum": checksum}))
+    return checksum
+
+
+def untied_state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, each storage under its first name only."""
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - {name for name, _ in module.named_parameters()}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
