@@ -178,10 +178,9 @@ class ClusterConfig:
                 "half a shape of nodes", "cluster.nodes", "give cpus, and gpus_per_node with gpu_memory_gib if they have GPUs"
             )
         if self.learner_processes > 1 and self.gpus_learner > 1:
-            where = "cluster.gpus_learner"
-            raise ConfigError(
-                f"{self.gpus_learner:g} GPUs for each of {self.learner_processes} processes", where, "valid: 1 at most"
-            )
+            what = f"{self.gpus_learner:g} GPUs for each of {self.learner_processes} processes"
+            instead = f"gpus_learner=1 learner_processes={self.learner_processes * int(self.gpus_learner)}"
+            raise ConfigError(what, "cluster.gpus_learner", f"each drives one; valid: {instead}")
         needed = 2 + self.learner_processes  # the generator; queues, sandboxes and the like together
         if self.address == "local" and self.learner_processes > 1 and self.num_cpus < needed:
             what = f"{self.num_cpus} slots for {self.learner_processes} learner processes and a generator"

@@ -62,8 +62,8 @@ class Workload:
 class Machine:
     """`step_s(batch, context tokens of it)`, `prefill_s(tokens, context)`, `learn_s(lengths of the samples)`, all in seconds.
 
-    `cache_tokens`: of each engine. `hashed`: groups are spread over engines by a hash of their name, as `actors.rollouts` does, and
-    else in turn.
+    `cache_tokens`: of each engine. `hashed`: groups are spread over engines by a hash of their name, and else in
+    turn.
     """
 
     engines: int

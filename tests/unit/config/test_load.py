@@ -186,7 +186,10 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("cluster.rollout_workers=0", "rollout_workers=0"),
         ("cluster.learner_processes=0", "learner_processes=0"),
         ("cluster.learner_processes=7", "8 slots for 7 learner processes and a generator; at least 9"),
-        ("cluster=join cluster.learner_processes=2 cluster.gpus_learner=0.5", "0.5 GPUs for each of 2 processes; valid: 0 or 1"),
+        (
+            "cluster=join cluster.learner_processes=2 cluster.gpus_learner=2",
+            "2 GPUs for each of 2 processes; each drives one",
+        ),
         ("cluster=join cluster.num_cpus=4", "of a Ray that the run starts itself"),
         ("scale=dry tasks.train=3", "brings tasks of its own"),
     ],
