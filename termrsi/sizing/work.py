@@ -138,7 +138,7 @@ def _sft(name: str, stage: SftConfig, config: Config, assumed: Assumed) -> Work:
 
 
 def _kept(source: StageConfig | None, config: Config, assumed: Assumed) -> float:
-    number = tasks(config, "train", assumed)
+    number = min(getattr(source, "tasks", 0) or 10**9, tasks(config, "train", assumed))
     if isinstance(source, RsrConfig):
         found = number * (1.0 - (1.0 - assumed.solved) ** (len(source.harnesses) * source.attempts))
         return found * min(source.keep_per_task, source.runbooks * source.executions * assumed.solved)

@@ -53,7 +53,8 @@ def test_a_loss_against_the_sampler_takes_no_pass_before(tmp_path: object) -> No
 
 
 def test_recoveries_and_what_is_kept_of_them() -> None:
-    made = found("experiment=reterm", "stages.recovery.attempts=2", "stages.recovery.teacher_attempts=3", solved=0.25)
+    more = ("stages.recovery.tasks=0", "stages.recovery.attempts=2", "stages.recovery.teacher_attempts=3")
+    made = found("experiment=reterm", *more, solved=0.25)
     failed = 96 * 2 * 0.75
     assert made["recovery"].episodes == 96 * 2 + failed * 3
     config = load(("experiment=reterm",))
