@@ -303,6 +303,9 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(kind: str, tmp_pa
             killed += 1
             continue
         assert told(root, kind) == expected
+        if kind != "sft":  # what had finished was found again
+            played_by = [(line["rollout"]["id"], *line["weights"]) for line in lines(root / kind / "rollouts.jsonl")]
+            assert len(played_by) == len(set(played_by))
         assert all(spent(root)[name] >= costs[name] for name in ("completion_tokens", "episodes", "trained_tokens"))
 
 
