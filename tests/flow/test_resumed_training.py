@@ -48,12 +48,12 @@ def grpo_config(**changes: Any) -> GrpoConfig:
 
 def rpr_config(**changes: Any) -> RprConfig:
     sizes: dict[str, Any] = {"steps": 5, "tasks_per_step": 3, "samples_per_task": 2, "optim": OPTIM, "retention": EVERY}
-    return RprConfig(**{"critic": "warmup"} | sizes | changes)
+    return RprConfig(critic="warmup", **sizes | changes)
 
 
 def reterm_config(**changes: Any) -> RetermConfig:
     sizes: dict[str, Any] = {"steps": 5, "original_groups": 3, "recovery_groups": 2, "group_size": 2, "capacity": 4}
-    return RetermConfig(**{"optim": OPTIM, "retention": EVERY} | sizes | changes)
+    return RetermConfig(**sizes | {"optim": OPTIM, "retention": EVERY} | changes)
 
 
 STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
