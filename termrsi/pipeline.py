@@ -205,8 +205,8 @@ class Pipeline:
         """
         c = self._config
         read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
-        what = [asdict(x) for x in (c.stages[name], c.tasks, c.sampling, c.limits)] + [c.seed, c.dry, c.model.path]
-        what[0].pop("checkpoint_every", None)
+        own = {key: value for key, value in asdict(c.stages[name]).items() if key != "checkpoint_every"}
+        what = [own, *(asdict(x) for x in (c.tasks, c.sampling, c.limits)), c.seed, c.dry, c.model.path]
         if c.stages[name].kind in WITH_CRITIC:
             what.append({"critic_layers": c.model.critic_layers})
         if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:

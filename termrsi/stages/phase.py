@@ -42,7 +42,9 @@ async def play(ctx: Context, loop: Loop, *, steps: int, retention: RetentionConf
     `retention.rollback` before it, so that a refused candidate samples nothing more. A checkpoint is of the end of a step, before
     its weights are judged as a candidate: a phase that goes on judges them first.
     """
-    hosts: dict[str, Host] = {"policy": ctx.policy} | ({"critic": ctx.critic} if ctx.critic is not None else {})
+    hosts: dict[str, Host] = {"policy": ctx.policy}
+    if ctx.critic is not None:
+        hosts["critic"] = ctx.critic
     sampler = loop.sampler()
     with Checkpoints(ctx, checkpoint_every, steps, hosts) as checkpoints:
         done, found = await checkpoints.take_up()
