@@ -18,7 +18,7 @@ SHAPE = (
 
 @pytest.fixture
 def eight_gpus(own_ray: None) -> None:
-    ray.init(address="local", num_cpus=8, num_gpus=8, include_dashboard=False, object_store_memory=80 * 2**20)
+    ray.init(address="local", num_cpus=16, num_gpus=8, include_dashboard=False, object_store_memory=80 * 2**20)
 
 
 @ray.remote
