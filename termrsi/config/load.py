@@ -47,6 +47,8 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+    if odd := next((o for o in overrides if "=" not in o and not o.startswith("~")), None):
+        raise ConfigError(f"{odd!r} is no KEY=VALUE", "command line", "as in scale=dry, seed=1, stages.NAME.KEY=VALUE")
     _register()
     where = directory or conf_dir()
     roles = [o.lstrip("+") for o in overrides if _of_a_role(o)]

@@ -50,6 +50,19 @@ def test_every_stage_file_exists_for_every_scale(kind: str, scale: str) -> None:
     assert set(configuration.choices(f"stage/{scale}")) == {*stages.STAGES, *VARIANTS}
 
 
+@pytest.mark.parametrize("word", ["--scale", "seed", "dry"])
+def test_a_word_that_sets_nothing_is_refused_with_the_way_to_write_it(word: str) -> None:
+    assert (
+        str(refusal("experiment=rsr", word))
+        == f"command line: {word!r} is no KEY=VALUE; as in scale=dry, seed=1, stages.NAME.KEY=VALUE"
+    )
+
+
+@pytest.mark.parametrize("name", ["local", "docker", "gvisor"])
+def test_each_backend_is_a_choice(name: str) -> None:
+    assert load(["experiment=rsr", f"sandbox={name}"]).sandbox.backend == name
+
+
 @pytest.mark.parametrize("group", ["cluster", "logger", "sandbox"])
 def test_every_file_of_the_small_groups_composes(group: str) -> None:
     for name in configuration.choices(group):
