@@ -261,7 +261,7 @@ class RealParts:
             self.say(f"removed what a crashed run left: {name}")
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)
-        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys)
+        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept)
 
     def writer(self, role: str) -> Writer:
         return self._cluster.writers.get(role) or PolicyWriter(self.generator, self.chat)

@@ -34,7 +34,7 @@ async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, pat
         ) from error
     except RayActorError as error:
         cure = "the kernel's log says if memory ran out; the same command goes on from what is finished"
-        raise EngineError(f"its process died: {str(error).splitlines()[0]}", name, cure) from error
+        raise EngineError(f"its process died: {first_line(error)}", name, cure) from error
 
 
 async def bounded(name: str, reference: Awaitable[Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
@@ -53,3 +53,9 @@ async def bounded(name: str, reference: Awaitable[Any], what: str, *, patience_s
             _LOG.warning("%s: %s has not been done for %.0f s", name, what, waited_s)
     finally:
         call.cancel()
+
+
+def first_line(error: BaseException) -> str:
+    """One line: an error of ours that crossed Ray has a traceback for its text, and itself for its cause."""
+    error = getattr(error, "cause", None) or error
+    return (str(error).splitlines() or [type(error).__name__])[0]

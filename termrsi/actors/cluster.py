@@ -20,8 +20,10 @@ from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
 from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
-from termrsi.actors.rollouts import RayRollouts, RolloutActor
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.rollouts import RayRollouts, RolloutActor, worker_name
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
+from termrsi.actors.watchdog import Watchdog
 from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
@@ -36,7 +38,8 @@ _LOG = logging.getLogger(__name__)
 class Cluster:
     """The actors of one run. `connect`, then `start`, before anything else; `close` is safe at any time and may be called twice.
 
-    `make_writers`, `keys`: the models behind endpoints and what they take from the environment, see `actors.writers`.
+    `make_writers`, `keys`: the models behind endpoints and what they take from the environment, see `actors.writers`. `kept`: ids
+    of snapshots that an earlier life of the run left.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Cluster:
         state_dir: Path,
         make_writers: Callable[[], Mapping[str, Closing]],
         keys: Mapping[str, str],
+        kept: frozenset[str] = frozenset(),
     ) -> None:
         self._config = config
         self._make_writers = make_writers
@@ -55,7 +59,10 @@ class Cluster:
         self._cache_dir = cache_dir
         self._state_dir = state_dir
         self._own_ray = False
-        self._sandboxes: Any = None  # Any: Ray's actor handles are untyped, here and below
+        self._kept = kept
+        self._sandboxes: list[Any] = []  # Any: Ray's actor handles are untyped, here and below
+        self._pool: RemotePool | None = None
+        self._watchdog: Watchdog | None = None
         self._generators: list[Any] = []
         self._router = PrefixRouter(config.cluster.generators, config.model.max_num_seqs // 4)
         self._engines: Engines | None = None
@@ -72,28 +79,12 @@ class Cluster:
         """Raises EngineError if an actor does not start, ConfigError if the cluster has no room for all of them."""
         config, heavy, at = self._config, {"max_concurrency": 1000}, self._place.options
         await self._place.reserve()
-        stands = {**self._place.sandbox_resources(), **at("sandboxes")}
-        self._sandboxes = SandboxActor.options(num_cpus=0.1, **heavy, **stands).remote(
-            SandboxOptions(
-                backend=config.sandbox.backend,
-                concurrency=config.sandbox.concurrency,
-                memory_mb=config.sandbox.memory_mb,
-                disk_mb=config.sandbox.disk_mb,
-                pids=config.sandbox.pids,
-                network=config.sandbox.network == "host",
-                build_network=config.sandbox.build_network == "host",
-                spares=config.sandbox.spares,
-                host_share=config.sandbox.host_share,
-                owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
-                text_first=config.tasks.text_first,
-                keep_bytes=int(config.trial_mb * 2**20) if config.trials else 0,
-                verifier_time=config.tasks.verifier_time,
-                kit=config.tasks.kit,
-                cache_dir=str(self._cache_dir),
-                state_dir=str(self._state_dir),
-                run=config.run_name,
-            )
-        )
+        stands, again = self._place.sandbox_resources(), {"max_restarts": config.cluster.sandbox_restarts, "max_task_retries": 0}
+        self._sandboxes = [
+            SandboxActor.options(num_cpus=0.1, **again, **heavy, **{**stands, **at("sandboxes", k)}).remote(self._sandbox_options())
+            for k in range(config.cluster.sandbox_nodes)
+        ]
+        self._pool = RemotePool(self._sandboxes)
         options = EngineOptions(
             max_model_len=config.model.max_model_len,
             max_num_seqs=config.model.max_num_seqs,
@@ -117,15 +108,40 @@ class Cluster:
         if config.roles:
             self._writers = WritersActor.options(num_cpus=0.1, **heavy).remote(self._make_writers, self._keys)
         self._workers = [
-            RolloutActor.options(num_cpus=0.1, **heavy, **at("rollouts", k)).remote(
-                self._model, self._sandboxes, self._generators, config.cluster.episode_retries, self.writers
+            RolloutActor.options(num_cpus=0.1, max_restarts=config.cluster.worker_restarts, **heavy, **at("rollouts", k)).remote(
+                self._model, self._sandboxes, self._generators, config.cluster.episode_retries, self.writers, worker_name(k)
             )
             for k in range(config.cluster.rollout_workers)
         ]
-        actors = [self._sandboxes, *self._generators, self._queue, self._buffer, *self._workers]
+        actors = [*self._sandboxes, *self._generators, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers], learners)
         self._engines = Engines(self._generators, self._router, restarts)
         self._engines.watch()
+        self._watchdog = Watchdog(self._pool, self._sandboxes, self._workers)
+        self._watchdog.start()
+
+    def _sandbox_options(self) -> SandboxOptions:
+        config = self._config
+        return SandboxOptions(
+            backend=config.sandbox.backend,
+            concurrency=config.sandbox.concurrency,
+            memory_mb=config.sandbox.memory_mb,
+            disk_mb=config.sandbox.disk_mb,
+            pids=config.sandbox.pids,
+            network=config.sandbox.network == "host",
+            build_network=config.sandbox.build_network == "host",
+            spares=config.sandbox.spares,
+            host_share=config.sandbox.host_share,
+            owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
+            text_first=config.tasks.text_first,
+            keep_bytes=int(config.trial_mb * 2**20) if config.trials else 0,
+            verifier_time=config.tasks.verifier_time,
+            kit=config.tasks.kit,
+            cache_dir=str(self._cache_dir),
+            state_dir=str(self._state_dir),
+            run=config.run_name,
+            keep=tuple(self._kept),
+        )
 
     def connect(self) -> None:
         """Start or join Ray. Raises ConfigError if it cannot be reached."""
@@ -179,7 +195,8 @@ class Cluster:
 
     @property
     def pool(self) -> RemotePool:
-        return RemotePool(self._sandboxes)
+        assert self._pool is not None, "`start` comes first"
+        return self._pool
 
     @property
     def generator(self) -> Engines:
@@ -203,7 +220,8 @@ class Cluster:
     @property
     def rollouts(self) -> RayRollouts:
         cluster = self._config.cluster
-        return RayRollouts(self._workers, self.pool, self._router, self._config.sandbox.concurrency, cluster.episode_retries)
+        concurrency = self._config.sandbox.concurrency * cluster.sandbox_nodes
+        return RayRollouts(self._workers, self.pool, self._router, concurrency, cluster.episode_retries)
 
     @property
     def writers(self) -> dict[str, RayWriter]:
@@ -242,21 +260,25 @@ class Cluster:
         return {"generator": stats["busy_s"], **sandboxes}
 
     async def close(self) -> None:
+        if self._watchdog is not None:
+            await self._watchdog.close()
+            self._watchdog = None
         for worker in self._workers:
             _kill(worker)
         self._workers = []
         await _bounded("endpoints", self._writers and self._writers.close.remote())
-        await _bounded("sandboxes", self._sandboxes and self._sandboxes.close.remote())
+        await asyncio.gather(*[_bounded(f"sandboxes of node {k}", one.close.remote()) for k, one in enumerate(self._sandboxes)])
         if self._engines is not None:
             await self._engines.close()
         await asyncio.gather(*[_bounded("generator", one.close.remote()) for one in self._generators])
-        for actor in (self._sandboxes, *self._generators, self._queue, self._buffer, self._writers):
+        for actor in (*self._sandboxes, *self._generators, self._queue, self._buffer, self._writers):
             if actor is not None:
                 _kill(actor)
         for host in (self._policy, self._critic, self._reference):
             if host is not None and ray.is_initialized():
                 host.end()
-        self._sandboxes = self._policy = self._critic = self._reference = self._queue = self._buffer = None
+        self._sandboxes, self._pool = [], None
+        self._policy = self._critic = self._reference = self._queue = self._buffer = None
         self._generators, self._engines, self._writers = [], None, None
         self._place.release()
         if self._own_ray:

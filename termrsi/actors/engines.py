@@ -14,11 +14,13 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from termrsi.actors.calls import bounded, first_line
 from termrsi.actors.generator import RayGenerator
 from termrsi.errors import EngineError, WeightsError
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
+STATS_S = 60.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,9 +55,11 @@ class Engines:
 
     async def stats(self) -> dict[str, float]:
         """Sums over the engines, of all their lives; `busy_s` is their mean, `version` the lowest."""
-        found = await asyncio.gather(*(actor.stats.remote() for actor in self._actors), return_exceptions=True)
-        for i, one in enumerate(found):
-            if isinstance(one, RayActorError):  # between two lives: what it said last stands
+        asked = [
+            bounded(f"generator {i}", actor.stats.remote(), "stats", patience_s=STATS_S) for i, actor in enumerate(self._actors)
+        ]
+        for i, one in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if isinstance(one, RayActorError | TimeoutError):  # between two lives, or late: what it said last stands
                 continue
             if isinstance(one, BaseException):
                 raise one
@@ -79,7 +83,7 @@ class Engines:
                 await self._actors[i].life.remote()
             except ActorUnavailableError as error:
                 deaths += 1
-                _LOG.warning("generator %d: %s; started again, time %d of %d", i, _first(error), deaths, self._restarts)
+                _LOG.warning("generator %d: %s; started again, time %d of %d", i, first_line(error), deaths, self._restarts)
                 ended, self._told[i] = self._told[i], Counter()
                 del ended["version"]
                 self._before.update(ended)
@@ -92,11 +96,5 @@ class Engines:
         try:
             await (self._engines[i].go_on() if self._newest is None else self._engines[i].pull(self._newest))
         except (EngineError, WeightsError) as error:
-            _LOG.error("generator %d came back without its weights: %s", i, _first(error))
+            _LOG.error("generator %d came back without its weights: %s", i, first_line(error))
             ray.kill(self._actors[i])
-
-
-def _first(error: Exception) -> str:
-    """One line: an error of ours that crossed Ray has a traceback for its text, and itself for its cause."""
-    error = getattr(error, "cause", None) or error
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from termrsi.actors.calls import alive
+from termrsi.actors.calls import PATIENCE_S, alive, first_line
 from termrsi.errors import EngineError, TermrsiError
 
 AFTER_ERROR_S = 30.0  # for the others to answer once one has failed: a death is known by then
@@ -38,7 +38,7 @@ class _Told:
 
 
 class Group:
-    """Actors by rank. `limit_s`: how long after one answer the next may be waited for.
+    """Actors by rank. `limit_s`: how long after one answer the next may be waited for; the first one as long as any call.
 
     `call` is one at a time, for the methods are collective. It waits for every process; their answers, their deaths and the limit
     unblock it. Once processes are lost or out of step it has ended all of them, and every later call says so.
@@ -73,7 +73,7 @@ class Group:
         """In the order they came; those that did not come in time are left out."""
         told: list[_Told] = []
         pending = {asyncio.ensure_future(_answer(rank, reference)) for rank, reference in enumerate(references)}
-        limit_s = None
+        limit_s = PATIENCE_S
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +98,7 @@ class Group:
         dead = [one for one in failed if isinstance(one.error, RayActorError)]
         own = [one for one in failed if one.in_step]
         if dead:
-            self._lost = f"process {dead[0].rank} of {size} died in {method}: {str(dead[0].error).splitlines()[0]}"
+            self._lost = f"process {dead[0].rank} of {size} died in {method}: {first_line(dead[0].error)}"
         elif own:
             self._lost = f"process {own[0].rank} of {size} failed alone in {method}: {own[0].cause}"
         elif silent:

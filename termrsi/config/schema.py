@@ -135,6 +135,7 @@ class ClusterConfig:
     num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
     object_store_mb: int = 2000
     rollout_workers: int = 1
+    worker_restarts: int = 2  # of each rollout worker's process
     generators: int = 1  # engines; an episode goes to the one that holds its prefix
     generator_restarts: int = 2  # of each engine's process, after a death
     learner_processes: int = 1  # of the policy, and as many of the critic and of the reference
@@ -142,6 +143,8 @@ class ClusterConfig:
     gpus_generator: float = 0.0  # of each engine; more than 1: model.engine says how it uses them
     gpus_learner: float = 0.0  # of each process
     colocated: bool = False
+    sandbox_nodes: int = 1  # for sandboxes, each with sandbox.concurrency of them
+    sandbox_restarts: int = 2  # of the actor of each, after its death or its node's
     sandbox_resource: str = ""  # a Ray resource that the nodes for sandboxes offer, one for each sandbox; "": any node will do
     nodes: int = 0  # with the models; those for sandboxes alone are not counted
     gpus_per_node: int = 0
@@ -154,7 +157,14 @@ class ClusterConfig:
         at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
         at_least("cluster", 1, generators=self.generators, learner_processes=self.learner_processes)
         at_least("cluster", 1, learner_limit_s=self.learner_limit_s)
+        at_least("cluster", 1, sandbox_nodes=self.sandbox_nodes)
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
+        at_least("cluster", 0, sandbox_restarts=self.sandbox_restarts, worker_restarts=self.worker_restarts)
+        if self.sandbox_nodes > 1 and not self.sandbox_resource:
+            what = f"{self.sandbox_nodes} nodes for sandboxes, and nothing keeps two actors from standing on one of them"
+            raise ConfigError(
+                what, "cluster.sandbox_resource", "a Ray resource that each of these nodes offers sandbox.concurrency of"
+            )
         at_least("cluster", 0, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         at_least("cluster", 0, gpus_generator=self.gpus_generator, gpus_learner=self.gpus_learner)
         at_least("cluster", 0, gpu_memory_gib=self.gpu_memory_gib, cpus=self.cpus, memory_gib=self.memory_gib)

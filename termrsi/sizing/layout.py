@@ -51,7 +51,11 @@ def groups(config: Config) -> tuple[Group, ...]:
     """Learners first: theirs are the bundles that should stand together."""
     c, hosts = config.cluster, learners(config)
     others = (
-        Group("sandboxes", (Bundle(0.1, 0.0, config.sandbox.concurrency if c.sandbox_resource else 0.0),)),
+        Group(
+            "sandboxes",
+            (Bundle(0.1, 0.0, config.sandbox.concurrency if c.sandbox_resource else 0.0),) * c.sandbox_nodes,
+            spread=c.sandbox_nodes > 1,
+        ),
         Group("rollouts", (Bundle(0.1),) * c.rollout_workers, spread=True),
     )
     if c.colocated:

@@ -50,7 +50,8 @@ from termrsi.stages.finished import FinishedRollouts
 
 Log = Callable[[str, dict[str, float]], None]
 ROLLOUTS = "rollouts.jsonl"
-DROPPED = ("late", "SandboxError", "VerifierError", "CaptureError")  # what a reason begins with; anything else was refused
+# What a reason begins with; anything else was refused.
+DROPPED = ("late", "SandboxError", "SnapshotGone", "VerifierError", "CaptureError")
 _LOG = logging.getLogger(__name__)
 
 
