@@ -1,7 +1,7 @@
 """Several actors that can stand for each other (nodes of sandboxes, rollout workers): which gets the next job, which is left out.
 
-One that is lost is left out for a pause that doubles with each loss in a row, then tried again: so what replaces it is taken up. One
-that is gone comes back no more. The rule is ours.
+One that is lost is left out for a pause that doubles with each loss in a row, then tried again: so what replaces it is taken up.
+One that is gone comes back no more. The rule is ours.
 """
 
 import math

@@ -127,9 +127,7 @@ async def test_episodes_of_a_lost_node_run_again_on_those_that_are_left(
     lost_on: list[EpisodeSpec] = []
 
     async def lose_a() -> None:
-        await until(
-            lambda: answer(len(runner.progress.late(-1.0)) == 4 and all(s.turn == 1 for s in runner.progress.late(-1.0))), ""
-        )
+        await until(lambda: [s.turn for s in runner.progress.late(-1.0)] == [1] * 4)
         lost_on.extend(s for s in specs if "sandbox node 0" in pool.node_of(standing(runner, s).sandbox))
         nodes.lose(a, "a")
 
