@@ -5,12 +5,10 @@ judges data, from its last checkpoint if it trains; a finished one is never run 
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from termrsi import setup
+from termrsi import durable, setup
 from termrsi.config import load as configuration
 from termrsi.config.schema import Config
 from termrsi.config.stages import PLAYS, READS, AuditConfig, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
@@ -87,7 +85,12 @@ class Pipeline:
     async def run(self) -> None:
         """Raises what stopped it, after everything it started has ended."""
         with logs.ids(run=self._config.run_name):
-            await self._run()
+            try:
+                await self._run()
+            except OSError as error:
+                if full := _full_disk(error, self.run_dir):
+                    raise full from error
+                raise
 
     async def _run(self) -> None:
         config = self._config
@@ -115,10 +118,6 @@ class Pipeline:
                 for name in todo:
                     with logs.ids(stage=name):
                         await self._stage(name, config.stages[name], parts, sinks)
-            except OSError as error:
-                if full := _full_disk(error, self.run_dir):
-                    raise full from error
-                raise
             finally:
                 self.closing = True  # from here on a signal changes nothing: what was started is being ended
                 try:
@@ -137,7 +136,7 @@ class Pipeline:
         found = {"checks": pool_digest(parts.checks.values()), **pool}
         path = self.run_dir / "pool.json"
         if not path.is_file():
-            path.write_text(json.dumps(found, indent=1) + "\n")
+            durable.write_text(path, json.dumps(found, indent=1) + "\n")
         elif (before := json.loads(path.read_text())) != found:
             changed = [key for key in found if before.get(key) != found[key]]
             raise ConfigError(
@@ -309,7 +308,7 @@ class Pipeline:
             number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
             out.rename(out.with_name(f"{name}.stopped-{number}"))
         out.mkdir(parents=True)
-        begun.write_text(asked)
+        durable.write_text(begun, asked)
         return False
 
     async def _tasks(self, config: StageConfig, parts: Parts) -> tuple[Splits, dict[str, TaskChecks]]:
@@ -360,12 +359,7 @@ class Pipeline:
             "fingerprint": self._fingerprint(name),
             "config": asdict(config),
         }
-        path = self._dir(name) / "manifest.json"
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(manifest, indent=1))
-        with draft.open() as file:
-            os.fsync(file.fileno())
-        draft.rename(path)
+        durable.write_text(self._dir(name) / "manifest.json", json.dumps(manifest, indent=1))
         checkpoints.forget(self._dir(name))
         ledger.write(self.run_dir, ledger.read(self.run_dir))
         self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
@@ -391,10 +385,13 @@ async def _publish(parts: Parts) -> WeightsVersion:
 def _full_disk(error: OSError, where: Path) -> StageError | None:
     """A disk that is full is told with its cure. An actor's error comes wrapped, without number and file of its own."""
     cause = getattr(error, "cause", error)
-    if getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+    if getattr(cause, "errno", None) not in durable.FULL:
         return None
     place = f"{where} ({cause.filename})" if getattr(cause, "filename", None) else str(where)
-    return StageError("the disk is full", place, "free some and give the same command again")
+    free = f"{shutil.disk_usage(where).free / 2**20:.0f} MiB are free" if where.exists() else "there is no room for its directory"
+    what = (cause.strerror or "").partition(", ")[2]
+    told = ", ".join(["the disk is full", free, *([what] if what else [])])
+    return StageError(told, place, "free some and give the same command again")
 
 
 class _locked:

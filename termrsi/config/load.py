@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from termrsi import durable
 from termrsi.config import arms, effects, schema, stages
 from termrsi.config.choices import ROLES, Author
 from termrsi.config.schema import Config
@@ -282,15 +283,15 @@ def record(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
     """Write `config.yaml`, `overrides.json` and `versions.json` beside the run."""
     run_dir.mkdir(parents=True, exist_ok=True)
     plain = json.loads(json.dumps(asdict(config)))
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
-    (run_dir / "overrides.json").write_text(json.dumps(list(overrides), indent=1))
+    durable.write_text(run_dir / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    durable.write_text(run_dir / "overrides.json", json.dumps(list(overrides), indent=1))
     versions = {"python": platform.python_version(), "revision": revision(Path(__file__).resolve().parents[2])}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    (run_dir / "versions.json").write_text(json.dumps(versions, indent=1))
+    durable.write_text(run_dir / "versions.json", json.dumps(versions, indent=1))
 
 
 def stages_of(config: Config) -> list[tuple[str, StageConfig]]:

@@ -5,6 +5,7 @@ Directories from elsewhere have none and are taken as they are.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from termrsi.errors import CheckpointError
@@ -57,14 +59,19 @@ def checksum(state: Mapping[str, Tensor]) -> str:
 def atomic_directory(target: Path | str) -> Iterator[Path]:
     """Yield a temporary directory beside `target`; on a clean exit sync it, add the manifest, and rename it to `target`.
 
-    On an error nothing stays. A directory already at `target` is moved aside just before, and then removed.
+    On an error nothing stays. A directory already at `target` is moved aside just before, and then removed. Raises OSError, of the
+    full disk that safetensors meets too.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         temporary.chmod(0o755)
-        yield temporary
+        try:
+            yield temporary
+        except SafetensorError as error:  # knows a full disk by its text alone
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(target)) from error
         _write_manifest(temporary)
         old = temporary.with_suffix(".old")
         if target.exists():

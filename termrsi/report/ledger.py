@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from termrsi import durable
+
 COLUMNS = ("stage", "kind", "result", "verdict", "episodes", "tokens out", "tokens trained", "sandbox s", "wall s")
 COST = "cost"  # of models behind endpoints: a column where there is any
 
@@ -71,10 +73,10 @@ def result(entry: Entry) -> str:
 
 def write(run_dir: Path, entries: Sequence[Entry]) -> None:
     """`ledger.json` and `ledger.md`."""
-    (run_dir / "ledger.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n")
+    durable.write_text(run_dir / "ledger.json", json.dumps([asdict(e) for e in entries], indent=1) + "\n")
     lines = ["| " + " | ".join(columns(entries)) + " |", "|" + " --- |" * len(columns(entries))]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(entries)]
-    (run_dir / "ledger.md").write_text("# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
+    durable.write_text(run_dir / "ledger.md", "# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
 
 
 def at_work(entry: Entry) -> str:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from termrsi.config.schema import Config
+from termrsi.durable import Lines
 from termrsi.ports import Meter
 from termrsi.report.curve import Curve
 from termrsi.report.curves import CausalMeans
@@ -16,7 +17,7 @@ class Sinks:
 
     def __init__(self, config: Config, run_dir: Path, meter: Meter = silent) -> None:
         self._meter = meter
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = Lines(run_dir / "metrics.jsonl")
         self._means = CausalMeans()
         asked = config.logger
         self._wandb = None if asked.wandb == "off" else Curve(asked.project, run_dir, asked.wandb)
@@ -24,8 +25,7 @@ class Sinks:
     def __call__(self, stage: str, figures: dict[str, float]) -> None:
         self._measure(stage, figures)
         figures = figures | self._means.observe(stage, figures)
-        self._file.write(json.dumps({"time": time.time(), "stage": stage, **figures}) + "\n")
-        self._file.flush()
+        self._file.add(json.dumps({"time": time.time(), "stage": stage, **figures}))
         if self._wandb is not None:
             self._wandb.log({f"{stage}/{name}": value for name, value in figures.items()})
 

@@ -11,10 +11,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from termrsi import durable
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
 from termrsi.config.stages import RewardConfig
 from termrsi.datasets import Kind, Lineage
+from termrsi.durable import Lines
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import (
     Auditor,
@@ -232,14 +234,13 @@ class Context:
                 tick("finished before")
                 yield finished.of(spec.id)
         left = {spec.id: spec for spec in specs if spec.id not in done}
-        with (self.out / file).open("a", encoding="utf-8") as sink:
+        with Lines(self.out / file) as sink:
             async with aclosing(self.rollouts.run(list(left.values()))) as results:
                 async for result in results:
                     self._count(result)
                     await self.keep_costs()  # before its line: what is found again is counted
                     line = {"label": what, **self._origin(left, result), **asdict(result)}
-                    sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
-                    sink.flush()
+                    sink.add(json.dumps(line, ensure_ascii=False, default=_size))
                     self._tell(result)
                     if isinstance(result, DroppedRollout):
                         tick(f"dropped: {result.reason}")
@@ -305,9 +306,7 @@ class Context:
         costs = await self.spent()
         if self._phase is not None:
             costs.rollout_s += self.clock() - self._phase[1]
-        draft = self.out / "costs.part"
-        draft.write_text(json.dumps({"costs": asdict(costs), "phases": await self._phases()}))
-        draft.rename(self.out / "costs.json")
+        durable.write_text(self.out / "costs.json", json.dumps({"costs": asdict(costs), "phases": await self._phases()}))
 
     def take_up_costs(self) -> None:
         """What an earlier life of the stage had spent."""
@@ -419,4 +418,4 @@ def _size(value: object) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    durable.write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
