@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.busy import Busy
-from termrsi.actors.calls import PATIENCE_S, bounded
+from termrsi.actors.calls import NO_ROOM, PATIENCE_S, bounded, no_room
 from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.actors.metrics import RayMeter
 from termrsi.errors import EngineError, RequestRefused, WeightsError
@@ -376,6 +376,8 @@ class RayGenerator:
                     raise EngineError(late, "generator") from error
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            except NO_ROOM as error:
+                raise no_room("generator", method, error) from error
             except RayActorError as error:
                 raise EngineError(f"the generator actor died: {error}", "generator") from error
             except TimeoutError as error:

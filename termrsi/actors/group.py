@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from termrsi.actors.calls import PATIENCE_S, alive, first_line
+from termrsi.actors.calls import NO_ROOM, PATIENCE_S, alive, first_line, no_room
 from termrsi.errors import EngineError, TermrsiError
 
 AFTER_ERROR_S = 30.0  # for the others to answer once one has failed: a death is known by then
@@ -51,14 +51,18 @@ class Group:
 
     async def call(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
         """The first process's answer. Raises what the method raises, EngineError once processes are lost."""
-        if len(self.actors) > 1:  # into the store once, not once for each
-            arguments = tuple(ray.put(one) if isinstance(one, list) else one for one in arguments)
-        return await self.first_of(method, [getattr(actor, method).remote(*arguments) for actor in self.actors])
+        try:
+            if len(self.actors) > 1:  # into the store once, not once for each
+                arguments = tuple(ray.put(one) if isinstance(one, list) else one for one in arguments)
+            calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
+        except NO_ROOM as error:
+            raise no_room(self.name, method, error) from error
+        return await self.first_of(method, calls)
 
     async def first_of(self, method: str, references: Sequence[Any]) -> Any:  # Any: object references, and what is behind them
         """As `call`, of calls already made."""
         if len(references) == 1:
-            return await alive(self.name, references[0])
+            return await alive(self.name, references[0], method)
         async with self._turn:
             if self._lost:
                 raise EngineError(self._lost, self.name)

@@ -22,7 +22,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.archives import pack, unpack
-from termrsi.actors.calls import NO_END, PATIENCE_S, bounded, first_line
+from termrsi.actors.calls import NO_END, NO_ROOM, PATIENCE_S, bounded, first_line, no_room
 from termrsi.errors import PoolError, SandboxError, SnapshotGone
 from termrsi.ports import Sandbox
 from termrsi.queues.places import Places
@@ -151,6 +151,8 @@ class RemotePool:
         name = self.where(place)
         try:
             return await bounded(name, getattr(self._actors[place], method).remote(*arguments), method, patience_s=patience_s)
+        except NO_ROOM as error:
+            raise no_room(name, method, error) from error
         except RayActorError as error:
             if self.lost(place, error):
                 _LOG.warning("%s is lost, and the sandboxes on it: %s", name, first_line(error))

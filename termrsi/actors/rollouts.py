@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from termrsi.actors.calls import PATIENCE_S, bounded, first_line
+from termrsi.actors.calls import NO_ROOM, PATIENCE_S, bounded, first_line, no_room
 from termrsi.actors.generator import RayGenerator
 from termrsi.actors.remote_pool import RemotePool
 from termrsi.errors import EngineError
@@ -126,6 +126,8 @@ class RayRollouts:
                 result = await bounded(name, call, f"episode {spec.id}", patience_s=patience_s)
                 self._places.heard(place)
                 return result
+            except NO_ROOM as error:
+                raise no_room(self._places.name(place), f"episode {spec.id}", error) from error
             except ActorUnavailableError as error:
                 self._places.lost(place, time.monotonic(), first_line(error))
             except RayActorError as error:

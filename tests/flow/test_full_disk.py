@@ -1,7 +1,7 @@
 """A disk that fills up, at whatever a run was writing: one line that names the file, no half file that counts, and the run goes on.
 
-Writes of a run on the fakes are counted where they leave Python, under whatever opened the file, and told apart by the file's kind. Of
-each kind the first and the last one fail in turn: half of it is written, as a disk that fills up does, and all later ones fail too.
+Writes of a run on the fakes are counted where they leave Python, under whatever opened the file, and told apart by the file's kind.
+Of each kind the first and the last one fail in turn: half of it is written, as on a disk that fills up, and all later ones fail.
 Policy and critic write through other languages: they save to a small disk of their own.
 """
 
@@ -20,8 +20,6 @@ import pytest
 
 from termrsi.driver import main
 from termrsi.durable import Lines, write_text
-
-MISSING = object()
 
 
 class Disk:
@@ -42,7 +40,7 @@ class Disk:
         return memoryview(data).nbytes // 2 if len(self.written) == self.full_at + 1 else 0
 
     def os_write(self, number: int, data: Any) -> int:  # Any: as above
-        room = self.take(os.readlink(f"/proc/self/fd/{number}"), data)
+        room = self.take(str(Path(f"/proc/self/fd/{number}").readlink()), data)
         if room is None:
             return self._write(number, data)
         if room:
@@ -167,7 +165,7 @@ def test_a_model_that_does_not_fit_leaves_nothing_and_the_one_before_stays(small
     with (small_disk / "others").open("wb") as file:
         file.write(b"x" * (200 << 10))
     for save in (made.save, made.save_training):
-        with pytest.raises(OSError, match="No space left|os error 28") as caught:
+        with pytest.raises(OSError, match=r"No space left|os error 28") as caught:
             save(place)
         assert caught.value.errno == errno.ENOSPC
         assert (place / "before").read_text() == "x"

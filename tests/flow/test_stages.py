@@ -571,6 +571,36 @@ async def test_reterm_frees_what_its_queue_pushes_out_and_takes_the_newest(bench
     assert bench.nothing_is_held()
 
 
+@pytest.mark.parametrize("pop", [True, False])
+async def test_reterm_drops_the_points_that_were_lost_with_their_node(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pop: bool
+) -> None:
+    """What the first step left is lost before the second one draws; what the second leaves is started from in the third."""
+    await bench.use(FakeSkill(solve=-50.0, half=50.0))
+    push = bench.made.queue.push
+    lost: list[str] = []
+
+    async def loses(points: Sequence[RecoveryPoint]) -> list[RecoveryPoint]:
+        if not lost:
+            lost.extend(point.id for point in points)
+            for point in points[:-1]:
+                del bench.made.pool.world.snapshots[point.snapshot.handle]
+        return await push(points)
+
+    monkeypatch.setattr(bench.made.queue, "push", loses)
+    ctx = bench.ctx("reterm")
+    await reterm.run(ctx, reterm_config(steps=3, recovery_groups=3, pop=pop))
+    drawn = {spec.recovery.id for spec in bench.runner.specs if spec.recovery}
+    assert drawn.isdisjoint(lost[:-1])
+    assert lost[-1] in drawn, "what is still there is started from"
+    assert [entry["recovery_groups"] for entry in json.loads((ctx.out / "steps.json").read_text())] == [0, 1, 3]
+    assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
+        "reterm: 3 of 4 restart points are dropped: their snapshots are gone"
+    ]
+    assert ctx.costs.dropped == 0
+    assert bench.nothing_is_held()
+
+
 async def test_reterm_learns_inside_each_group_and_raises_success(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
     before = await bench.mean("before")
