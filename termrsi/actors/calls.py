@@ -22,7 +22,7 @@ NO_END = math.inf  # for a call that waits for others, whose own waits end
 _LOG = logging.getLogger(__name__)
 
 
-async def ask(name: str, actor: Any, method: str, *arguments: object, patience_s: float = PATIENCE_S) -> Any:
+async def ask(name: str, actor: Any, method: str, *arguments: object, patience_s: float | None = None) -> Any:
     """The actor's answer; errors of ours arrive as what they are.
 
     Raises EngineError if its process has died, or has hung, or if the object store is full. (Any: actor handles and results are
@@ -35,8 +35,9 @@ async def ask(name: str, actor: Any, method: str, *arguments: object, patience_s
     return await alive(name, call, method, patience_s=patience_s)
 
 
-async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, patience_s: float = PATIENCE_S) -> Any:
+async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, patience_s: float | None = None) -> Any:
     """One call's answer. Raises EngineError, see `ask`."""
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     try:
         return await bounded(name, reference, what, patience_s=patience_s)
     except TimeoutError as error:
@@ -61,8 +62,12 @@ def no_room(name: str, what: str, error: BaseException) -> EngineError:
     )
 
 
-async def bounded(name: str, reference: Awaitable[Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
-    """One call's answer, or what it raises. What is late is named every LATE_S. Raises TimeoutError after `patience_s`."""
+async def bounded(name: str, reference: Awaitable[Any], what: str, *, patience_s: float | None = None) -> Any:
+    """One call's answer, or what it raises. What is late is named every LATE_S.
+
+    Raises TimeoutError after `patience_s`; None: PATIENCE_S.
+    """
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     call = asyncio.ensure_future(reference)
     waited_s = 0.0
     try:

@@ -245,7 +245,7 @@ class Cluster:
         """A policy host that no stage updates."""
         await self.close_reference()
         learners = self._learners(PolicyActor, "reference")
-        self._reference = RayPolicy(*learners, limit_s=self._config.cluster.learner_limit_s)
+        self._reference = RayPolicy(*learners, limit_s=self._config.cluster.learner_limit_s, name="reference")
         await self._ready([], learners)
         return self._reference
 

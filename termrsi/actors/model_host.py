@@ -175,12 +175,13 @@ async def meet(actors: Sequence[Any]) -> None:  # Any: Ray's actor handles are u
 
 
 class _Host:
-    """What both clients share. `others`: the further processes of the host, by rank; `limit_s` as in `Seat`."""
+    """What both clients share. `others`: the further processes of the host, by rank; `limit_s` as in `Seat`; `name`: its role."""
 
     name = ""
 
-    def __init__(self, actor: Any, *others: Any, limit_s: float = 600.0) -> None:  # Any: Ray's actor handles are untyped
+    def __init__(self, actor: Any, *others: Any, limit_s: float = 600.0, name: str = "") -> None:  # Any: Ray's handles are untyped
         self.actor = actor
+        self.name = name or self.name
         self._group = Group(self.name, [actor, *others], limit_s)
 
     async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns

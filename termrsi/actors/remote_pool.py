@@ -22,7 +22,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.archives import pack, unpack
-from termrsi.actors.calls import NO_END, NO_ROOM, PATIENCE_S, bounded, first_line, no_room
+from termrsi.actors.calls import NO_END, NO_ROOM, bounded, first_line, no_room
 from termrsi.errors import PoolError, SandboxError, SnapshotGone
 from termrsi.ports import Sandbox
 from termrsi.queues.places import Places
@@ -144,10 +144,11 @@ class RemotePool:
             return True
         return self._places.lost(place, now_s, why)
 
-    async def call(
-        self, place: int, method: str, *arguments: object, patience_s: float = PATIENCE_S
-    ) -> Any:  # Any: what it returns
-        """One call's answer; errors of ours arrive as what they are. Raises SandboxError if the node is lost, or too late."""
+    async def call(self, place: int, method: str, *arguments: object, patience_s: float | None = None) -> Any:
+        """One call's answer (Any: what it returns); errors of ours arrive as what they are.
+
+        Raises SandboxError if the node is lost, or too late.
+        """
         name = self.where(place)
         try:
             return await bounded(name, getattr(self._actors[place], method).remote(*arguments), method, patience_s=patience_s)
@@ -158,7 +159,7 @@ class RemotePool:
                 _LOG.warning("%s is lost, and the sandboxes on it: %s", name, first_line(error))
             raise _NodeLost(f"the node was lost: {first_line(error)}", name) from error
         except TimeoutError as error:
-            raise SandboxError(f"{method} was not done after {patience_s:.0f} s", name) from error
+            raise SandboxError(f"{method} was not done in time, and is given up", name) from error
 
     async def _place(self, task: TaskSpec, snapshot: Snapshot | None) -> int:
         """One that answers, and has the snapshot; whoever is given it says `end`."""

@@ -1,7 +1,6 @@
 """Ray's object store, small and real: one that is full is told in a line, and weights that newer ones replace leave it."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ SOON_S = 120.0
 
 
 @pytest.fixture
-def small_store(own_ray: None, request: pytest.FixtureRequest) -> Iterator[None]:
+def small_store(own_ray: None, request: pytest.FixtureRequest) -> None:
     """With a disk to spill to, or, `param`, one that counts as full."""
     limits = {"local_fs_capacity_threshold": 0.0001} if getattr(request, "param", False) else {}
     ray.init(
@@ -36,7 +35,6 @@ def small_store(own_ray: None, request: pytest.FixtureRequest) -> Iterator[None]
         object_store_memory=STORE_MB * 2**20,
         _system_config=limits,
     )
-    yield
 
 
 @ray.remote
@@ -71,7 +69,7 @@ def usage() -> Any:  # Any: Ray's own record
 async def test_a_store_without_room_is_told_with_size_limit_and_setting(small_store: None) -> None:
     learner = Learner.remote()
     too_much = np.ones(2 * STORE_MB << 20, np.uint8)
-    told = rf"^learner: the object store is full.*no room for what {{}} moves.*limit {STORE_MB} MiB.*; valid: a larger cluster.object_store_mb"
+    told = rf"^learner: the object store is full.*what {{}} moves.*limit {STORE_MB} MiB.*; valid: a larger cluster.object_store_mb"
     group = Group("learner", [learner], SOON_S)
     async with asyncio.timeout(SOON_S):
         with pytest.raises(EngineError, match=told.format("take")):
