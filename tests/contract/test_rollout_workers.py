@@ -1,4 +1,4 @@
-"""A rollout worker that is killed, with real actors and sandboxes: its episodes run again in its next life, and its sandboxes are freed.
+"""A rollout worker that is killed, with real actors and sandboxes: its episodes run again, and its sandboxes are freed.
 
 What the engine says is written down here.
 """
@@ -68,7 +68,7 @@ async def test_its_episodes_run_again_and_its_sandboxes_are_freed(own_ray: None,
 
     async def kill(signal_number: int) -> None:
         """Once both of its episodes are at their commands."""
-        while sum(one.turn for one, _ in await worker.late.remote(-1.0)) < 2:
+        while sum(one.turn for one, _ in await worker.late.remote(-1.0)) < 2:  # noqa: ASYNC110  # a table that tells nobody
             await asyncio.sleep(0.1)
         pid = await worker.__ray_call__.remote(lambda _: os.getpid())
         os.kill(pid, signal_number)
