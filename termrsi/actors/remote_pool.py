@@ -38,6 +38,10 @@ class _NodeLost(SandboxError):
     """A call was lost with its node."""
 
 
+class _NodeLate(SandboxError):
+    """A call was given up."""
+
+
 class RemotePool:
     """`ports.SandboxPool` and `ports.Verifier` over SandboxActors.
 
@@ -94,7 +98,7 @@ class RemotePool:
 
     async def busy(self) -> dict[str, float]:
         """As the actors count them, of all their lives: the mean over the nodes."""
-        for place, one in (await self._ask_all("busy")).items():
+        for place, one in (await self._ask_all("busy", patience_s=ANSWER_S)).items():
             if any(one[name] < seconds for name, seconds in self._told[place].items()):
                 self._before.update(self._told[place])
             self._told[place] = Counter(one)
@@ -159,7 +163,7 @@ class RemotePool:
                 _LOG.warning("%s is lost, and the sandboxes on it: %s", name, first_line(error))
             raise _NodeLost(f"the node was lost: {first_line(error)}", name) from error
         except TimeoutError as error:
-            raise SandboxError(f"{method} was not done in time, and is given up", name) from error
+            raise _NodeLate(f"{method} was not done in time, and is given up", name) from error
 
     async def _place(self, task: TaskSpec, snapshot: Snapshot | None) -> int:
         """One that answers, and has the snapshot; whoever is given it says `end`."""
@@ -198,13 +202,13 @@ class RemotePool:
     async def _holders(self, snapshot: Snapshot) -> list[int]:
         return [place for place, has in (await self._ask_all("kept", snapshot)).items() if has]
 
-    async def _ask_all(self, method: str, *arguments: object) -> dict[int, Any]:  # Any: what it returns
-        """What those say that answer."""
+    async def _ask_all(self, method: str, *arguments: object, patience_s: float | None = None) -> dict[int, Any]:
+        """What those say that answer (Any: as the method does)."""
 
         async def one(place: int) -> tuple[int, Any] | None:  # Any: as above
             try:
-                return place, await self.call(place, method, *arguments)
-            except _NodeLost:
+                return place, await self.call(place, method, *arguments, patience_s=patience_s)
+            except (_NodeLost, _NodeLate):
                 return None
 
         asked = self._places.open(time.monotonic())

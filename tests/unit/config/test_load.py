@@ -161,6 +161,7 @@ def test_a_wrong_type_is_refused_by_name(override: str, part: str) -> None:
         ("stages.sft_1.epochs=0", "epochs=0"),
         ("stages.base_eval.k=0", "k=0"),
         ("logger.wandb=sometimes", "sometimes"),
+        ("cluster.sandbox_nodes=2", "2 nodes for sandboxes, and nothing keeps two actors from standing on one"),
     ],
 )
 def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
