@@ -64,6 +64,7 @@ class RemotePool:
         self._checks: dict[str, tuple[str, ...]] = {}
         self._told: list[Counter[str]] = [Counter() for _ in actors]  # what each said last of its work
         self._before: Counter[str] = Counter()  # of lives that are over
+        self._asking: dict[int, asyncio.Task[None]] = {}  # by their places: whether a lost one is there again
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> "RemoteSandbox":
         """Waits for a node, and then in its turn there. Raises SnapshotGone, PoolError, and as `HostPool.lease`."""
@@ -144,8 +145,7 @@ class RemotePool:
         self._heard_s[place] = float("-inf")
         why, now_s = first_line(error), time.monotonic()
         if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
-            self._places.gone(place, now_s, why)
-            return True
+            return self._places.gone(place, now_s, why)
         return self._places.lost(place, now_s, why)
 
     async def call(self, place: int, method: str, *arguments: object, patience_s: float | None = None) -> Any:
@@ -168,30 +168,48 @@ class RemotePool:
     async def _place(self, task: TaskSpec, snapshot: Snapshot | None) -> int:
         """One that answers, and has the snapshot; whoever is given it says `end`."""
         while True:
-            among = None if snapshot is None else frozenset(await self._holders(snapshot))
+            among = frozenset(self._places.up() if snapshot is None else await self._holders(snapshot))
             now_s = time.monotonic()
             if self._places.none_left() or self._places.none_since_s(now_s) > self._patience_s:
                 cure = "the same command goes on from what is finished once there are nodes"
                 raise PoolError(f"no node for sandboxes is left: {self._places.told(now_s)}", "sandbox pool", cure)
+            self._ask_the_lost(now_s)
             place = self._places.begin(now_s, among)
-            if place is None and snapshot is not None and self._places.open(now_s):
+            if place is not None:
+                try:
+                    if await self._answers(place):
+                        return place
+                except asyncio.CancelledError:
+                    self._places.end(place)
+                    raise
+                self._places.end(place)
+            elif not self._places.up():
+                await self._wait_for_one(now_s)
+            elif snapshot is not None:
                 raise SnapshotGone(f"snapshot {snapshot.id} is on no node that is left", task.id)
-            if place is None:
-                await asyncio.sleep(min(self._places.next_s(now_s), self._patience_s))
-            elif await self._answers(place):
-                return place
+
+    def _ask_the_lost(self, now_s: float) -> None:
+        """Those whose pause is over, beside what is going on: nobody waits for them as long as there are others."""
+        for place in set(self._places.open(now_s)) - set(self._places.up()) - self._asking.keys():
+            task = self._asking[place] = asyncio.ensure_future(self._ask_again(place))
+            task.add_done_callback(lambda done, place=place: self._asking.pop(place))
+
+    async def _ask_again(self, place: int) -> None:
+        await self._answers(place)
+
+    async def _wait_for_one(self, now_s: float) -> None:
+        """Until a lost one has said something, or is to be asked again."""
+        if self._asking:
+            await asyncio.wait(set(self._asking.values()), timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(min(self._places.next_s(now_s), self._patience_s))
 
     async def _answers(self, place: int) -> bool:
-        """Of one just begun; if not, it is ended."""
         if time.monotonic() - self._heard_s[place] < FRESH_S:
             return True
         try:
             beat = await bounded(self.where(place), self._actors[place].beat.remote(), "beat", patience_s=ANSWER_S)
-        except asyncio.CancelledError:
-            self._places.end(place)
-            raise
         except (RayActorError, TimeoutError) as error:
-            self._places.end(place)
             if self.lost(place, error):
                 _LOG.warning("%s does not answer, and is left out: %s", self.where(place), first_line(error))
             return False
@@ -211,8 +229,7 @@ class RemotePool:
             except (_NodeLost, _NodeLate):
                 return None
 
-        asked = self._places.open(time.monotonic())
-        return dict(told for told in await asyncio.gather(*map(one, asked)) if told is not None)
+        return dict(told for told in await asyncio.gather(*map(one, self._places.up())) if told is not None)
 
 
 class RemoteSandbox:

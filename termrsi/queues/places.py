@@ -50,6 +50,10 @@ class Places:
         """Those that are not left out."""
         return [i for i, one in enumerate(self._places) if not one.gone and now_s >= one.not_before_s]
 
+    def up(self) -> list[int]:
+        """Those that have answered since they were lost last, if they ever were."""
+        return [i for i, one in enumerate(self._places) if not one.gone and one.lost_s is None]
+
     def lost(self, place: int, now_s: float, why: str) -> bool:
         """It could not be reached. Jobs that were lost together count once: False for all but the first of them."""
         one = self._places[place]
@@ -63,10 +67,13 @@ class Places:
         one.why = why
         return first
 
-    def gone(self, place: int, now_s: float, why: str) -> None:
-        """It is lost for good."""
+    def gone(self, place: int, now_s: float, why: str) -> bool:
+        """It is lost for good; whether that is news."""
+        one = self._places[place]
+        known = one.gone
         self.lost(place, now_s, why)
-        self._places[place].gone, self._places[place].why = True, why
+        one.gone, one.why = True, why
+        return not known
 
     def heard(self, place: int, name: str = "") -> bool:
         """It answers, and is called so from now on. Whether it had been lost."""

@@ -22,7 +22,8 @@ def test_a_lost_one_is_left_out_for_a_pause_that_doubles_and_is_taken_up_once_it
     assert places.lost(0, 10.0, "died") is True
     assert places.lost(0, 10.5, "died") is False, "what was lost together counts once"
     assert places.open(10.9) == [1]
-    assert places.open(11.0) == [0, 1]
+    assert places.open(11.0) == [0, 1], "to be tried again"
+    assert places.up() == [1]
     pauses = []
     now_s = 11.0
     for _ in range(4):
@@ -48,7 +49,7 @@ def test_when_none_answers_it_is_told_for_how_long_and_why() -> None:
 
 def test_what_is_gone_comes_back_no_more() -> None:
     places = Places(["a", "b"])
-    places.gone(0, 1.0, "too often")
+    assert [places.gone(0, 1.0, "too often"), places.gone(0, 1.0, "too often")] == [True, False]
     assert places.heard(0) is False
     assert places.open(1000.0) == [1]
     assert places.begin(1000.0, frozenset({0})) is None
