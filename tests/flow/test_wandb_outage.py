@@ -16,7 +16,7 @@ from termrsi.report import sinks as sinks_module
 from termrsi.report.curve import Bounds, Curve
 from termrsi.report.sinks import Sinks
 
-QUICK = Bounds(start_s=3.0, end_s=10.0)
+QUICK = Bounds(start_s=3.0, end_s=60.0)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_without_a_network_the_curves_are_kept_for_later(
         start_s = time.monotonic()
         sinks("grpo", {"step": step, "reward": 0.5})
         longest_s = max(longest_s, time.monotonic() - start_s)
-    assert longest_s < 1.0, "no step waits for it"
+    assert longest_s < 5.0, "no step waits for it"
     start_s = time.monotonic()
     sinks.close()
     assert time.monotonic() - start_s < QUICK.start_s + QUICK.end_s + 5.0

@@ -62,10 +62,9 @@ def beat(life: str, *, forgetful: bool = False) -> Beat:
 async def test_a_lost_node_that_comes_back_is_told_what_it_has_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     actor = Actor(beat("1"), LOST, LOST, beat("2", forgetful=True), beat("2"))
     said = await watched([actor], [], lambda lines: any("started again" in line for line in lines[1:]), caplog)
-    assert said[0] == (
-        "sandbox node 0 at 10.0.0.7 (ab12cd34) is lost: The actor is temporarily unavailable: the node died; it is started again "
-        "where there is a place for it"
-    ) or said[0].startswith("sandbox node 0 at 10.0.0.7 (ab12cd34) is lost: ")
+    said = [line for line in said if "has not answered" not in line]  # as often as the machine is slow
+    assert said[0].startswith("sandbox node 0 at 10.0.0.7 (ab12cd34) is lost: ")
+    assert said[0].endswith("; it is started again where there is a place for it")
     assert "answers again after" in said[1]
     assert said[2] == "sandbox node 0 at 10.0.0.7 (ab12cd34) was started again: the sandboxes that it had are lost"
     assert ("expect", {}) in actor.told
