@@ -50,9 +50,14 @@ def sleeper() -> type:
     return Sleeper
 
 
-async def test_its_episodes_run_again_and_its_sandboxes_are_freed(own_ray: None, tmp_path: Path) -> None:
+@pytest.fixture
+def sandboxes_work() -> None:
     if missing := why_not():
         pytest.skip("; ".join(missing))
+
+
+@pytest.mark.usefixtures("own_ray", "sandboxes_work")
+async def test_its_episodes_run_again_and_its_sandboxes_are_freed(tmp_path: Path) -> None:
     model = str(tiny_model(tmp_path / "tiny"))
     (task,) = load_dir(bundled.ensure(tmp_path / "tasks", split="train", seeds=range(1), levels=[1], families=["copy"])).tasks
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
