@@ -1,7 +1,7 @@
 """Chaos over whole runs: kills drawn by a seed, lives until the run has ended, and what must not depend on them.
 
 A run is `chaos_life` with three stages: a critic's warm-up, PPO with it, ReTerm with a reference. Its moments are calls: of an
-actor (before or after the body), or of the driver; so a kill is replayed by its seed. `launch/soak.sh` runs `python -m tests.chaos`.
+actor (before or after the body), or of the driver; so a kill is replayed by its seed. `launch/soak.sh` is its long form.
 
 With real parts it is one stage of GRPO on vLLM, whose sampling depends on what is in a batch: then the set of what is trained, each
 once, and the numbers of steps are what must not change.
@@ -36,15 +36,15 @@ ALWAYS = (
     *("cluster.num_cpus=4", "cluster.object_store_mb=80", "cluster.rollout_workers=2"),
 )
 SCRIPTED = (
-    *("experiment=comparisons", "pipeline=[warmup,ppo,reterm]"),
-    *("stages.warmup.policy=base", "stages.ppo.policy=base", "stages.reterm.policy=base"),
+    *("+stage@stages.warmup=dry/warmup_critic", "+stage@stages.ppo=dry/rpr", "+stage@stages.reterm=dry/reterm"),
+    *("pipeline=[warmup,ppo,reterm]", "stages.ppo.critic=warmup"),
     *("stages.warmup.tasks_per_step=2", "stages.ppo.tasks_per_step=2", "stages.ppo.critic_only_updates=1"),
     *("stages.ppo.optim.lr=1e-3", "stages.ppo.retention.k=1"),
     *("stages.reterm.steps=3", "stages.reterm.group_size=2", "stages.reterm.optim.kl=0.01", "stages.reterm.optim.lr=1e-3"),
     *("stages.reterm.retention.every=3", "stages.reterm.retention.k=1"),
 )
 REAL = (
-    *("experiment=comparisons", "pipeline=[grpo]", "stages.grpo.policy=base", "stages.grpo.steps=4", "stages.grpo.group_size=2"),
+    *("+stage@stages.grpo=dry/grpo", "pipeline=[grpo]", "stages.grpo.steps=4", "stages.grpo.group_size=2"),
     *("stages.grpo.retention.every=4", "stages.grpo.retention.k=1", "stages.grpo.checkpoint_every=1"),
     *(
         "sampling.max_tokens=16",

@@ -1,24 +1,21 @@
 """One life of a run on real actors and real sandboxes, with kills planned: `python -m tests.chaos_life PLAN KEY=VALUE ...`.
 
-Real are Ray, the model hosts with torch on a tiny model, the queues, the rollout workers and the sandboxes; what the engine
-computes is scripted (`Scripted`) unless the plan says `real`. Every process of the run tells its pid and its calls in files, and
-ends itself by SIGKILL at the call of its that the plan names: no clock decides when.
+Real are Ray, the pipeline and its files, the queues, the rollout workers, the pool, the sandboxes and the verification; what engine
+and models compute is scripted (`chaos_parts`) unless the plan says `real`. Every process of the run tells its pid and its calls in
+files, and ends itself by SIGKILL at the call of its that the plan names: no clock decides when.
 """
 
 import asyncio
 import functools
-import hashlib
 import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from termrsi.records import Completion, SamplingParams
 
 PIDS, CALLS, KILLS = "pids", "calls", "kills.jsonl"
 ENDLESS = frozenset({"life"})  # of an actor: it waits for its end
@@ -98,14 +95,16 @@ class Clock:
         os.kill(kill.pid or os.getpid(), signal.SIGKILL)
 
 
-def telling(kind: Any, role: str, plan: Plan) -> Any:  # Any: a class as `ray.remote` makes it
+def telling(base: type, role: str, plan: Plan) -> Any:  # Any: a class as `ray.remote` makes it
     """The same actor, each of its calls counted."""
     import ray
 
-    base = kind.__ray_metadata__.modified_class.__ray_actor_class__
-
     class Telling(base):
         def __init__(self, *arguments: Any, **named: Any) -> None:
+            if not plan.real:
+                from tests import chaos_parts
+
+                chaos_parts.without_transformers()
             self.clock = Clock(plan, role)
             number = self.clock.begin()
             super().__init__(*arguments, **named)
@@ -116,6 +115,10 @@ def telling(kind: Any, role: str, plan: Plan) -> Any:  # Any: a class as `ray.re
             setattr(Telling, name, counted(method))
     Telling.__name__ = base.__name__
     return ray.remote(max_restarts=0)(Telling)
+
+
+def behind(kind: Any) -> type:  # Any: as above
+    return kind.__ray_metadata__.modified_class.__ray_actor_class__
 
 
 def counted(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,62 +137,6 @@ def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return awaited if inspect.iscoroutinefunction(method) else plain
-
-
-def scripted() -> type:
-    """Made in a function, so that it travels to the actors by value."""
-
-    class Scripted:
-        """In place of vLLM: a reply depends on its prompt, its seed and the bytes of the weights, and on nothing else.
-
-        Where the prompt shows no command yet, the one that solves the task, or one that does not; then DONE.
-        """
-
-        def __init__(self, model: str, options: Any) -> None:
-            from tokenizers import Tokenizer
-
-            from termrsi.actors.busy import Busy
-
-            self._tokens = Tokenizer.from_file(f"{model}/tokenizer.json")
-            self._end = self._tokens.token_to_id("<|im_end|>")
-            self._weights = "first"
-            self.version, self.dead, self.busy = 0, False, Busy()
-            self.stats = {"requests": 0.0, "prompt_tokens": 0.0, "cached_tokens": 0.0, "completion_tokens": 0.0}
-            self._gate = asyncio.Event()
-            self._gate.set()
-
-        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
-            import re
-
-            await self._gate.wait()
-            text = self._tokens.decode(list(prompt_ids), skip_special_tokens=False)
-            drawn = hashlib.sha256(repr((tuple(prompt_ids), params.seed, self._weights)).encode()).digest()
-            word = (re.findall(r"Write the word (\w+) ", text) or ["none"])[-1]
-            asked = text.rpartition("Write the word")[2]
-            said = f"```bash\necho {word if drawn[0] % 2 else 'nothing'} > /app/out\n```" if "echo" not in asked else "DONE"
-            ids = [*self._tokens.encode(said, add_special_tokens=False).ids, self._end]
-            self.stats["requests"] += 1
-            self.stats["prompt_tokens"] += len(prompt_ids)
-            self.stats["completion_tokens"] += len(ids)
-            logprobs = tuple(-0.5 - drawn[1 + i % 30] / 512 for i in range(len(ids)))
-            return Completion(tuple(ids), logprobs, "stop", self.version, self.version)
-
-        async def load(self, packed: dict[str, Any], version: int) -> dict[str, float]:
-            from termrsi import weights
-
-            self._weights, self.version = weights.checksum(packed), version
-            self._gate.set()
-            return {}
-
-        def hold(self) -> None:
-            self._gate.clear()
-
-        def go_on(self) -> None:
-            self._gate.set()
-
-        def close(self) -> None: ...
-
-    return Scripted
 
 
 class With:
@@ -214,13 +161,18 @@ def prepare(plan: Plan) -> None:
     """The run's actors tell of themselves, and so does its driver: a call of its is one that it makes of an actor."""
     import ray.actor
 
-    from termrsi.actors import cluster, model_host
+    from termrsi.actors import cluster
+    from tests import chaos_parts
 
-    hosts = {role: telling(getattr(cluster, "CriticActor" if role == "critic" else "PolicyActor"), role, plan) for role in HOSTED}
-    for name, role in ACTORS.items():
-        setattr(cluster, name, telling(getattr(cluster, name), role, plan))
+    kinds = {role: behind(cluster.CriticActor if role == "critic" else cluster.PolicyActor) for role in HOSTED}
     if not plan.real:
-        cluster.GeneratorActor = With(cluster.GeneratorActor, scripted())
+        chaos_parts.without_transformers()
+        kinds = dict.fromkeys(HOSTED, chaos_parts.Host)
+    hosts = {role: telling(kind, role, plan) for role, kind in kinds.items()}
+    for name, role in ACTORS.items():
+        setattr(cluster, name, telling(behind(getattr(cluster, name)), role, plan))
+    if not plan.real:
+        cluster.GeneratorActor = With(cluster.GeneratorActor, chaos_parts.Engine)  # pyright: ignore[reportAttributeAccessIssue]
     learners, called = cluster.Cluster._learners, ray.actor.ActorHandle._actor_method_call
     clock = Clock(plan, "driver")
 
@@ -235,7 +187,6 @@ def prepare(plan: Plan) -> None:
 
     cluster.Cluster._learners = of_role
     ray.actor.ActorHandle._actor_method_call = told  # pyright: ignore[reportAttributeAccessIssue]  # where all calls go through
-    del model_host
 
 
 def tell_what_is_awaited(*_: object) -> None:
