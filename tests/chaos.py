@@ -8,10 +8,10 @@ once, and the numbers of steps are what must not change.
 """
 
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.sandbox import cgroups
+from tests import chaos_life
 from tests.chaos_life import CALLS, KILLS, PIDS, Kill, Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 LIFE_S = 300.0  # of one life: what takes longer hangs
+TELLING_S = 5.0  # for one that hangs to say what it waits for
 GONE_S = 60.0  # for the processes of a life that has ended
 LIVES = 12  # of one run: each kill costs one at most
 AT_ONCE = 3  # kills planned for one life, of different roles: most roles' death does not end it
@@ -127,21 +129,23 @@ class Run:
             f"model.path={self.place.root / 'model'}",
             *self.place.words,
         ]
-        command = [sys.executable, "-m", "tests.chaos_life", plan.text(), *words, f"run_dir={self.dir}"]
-        with (self.folder / "said").open("a+") as said:
-            begin = said.tell()
-            process = subprocess.Popen(
-                command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, cwd=ROOT, env=self._environment()
-            )
-            try:
-                code = process.wait(LIFE_S)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGUSR1)
-                time.sleep(2.0)  # nothing tells that it has said what it waits for
-                process.kill()
-                process.wait()
-                raise ChaosError(f"a life did not end in {LIFE_S:.0f} s\n{self._said(begin)[-6000:]}") from None
-            return code, self._said(begin)
+        said = self.folder / "said"
+        said.touch()
+        begin = said.stat().st_size
+        chaos_life.warm()
+        context = multiprocessing.get_context("fork")
+        what = (plan, [*words, f"run_dir={self.dir}"], self._environment(), str(said))
+        process = context.Process(target=chaos_life.live, args=what)
+        process.start()
+        process.join(LIFE_S)
+        if process.exitcode is None:
+            assert process.pid is not None, "it was started"
+            os.kill(process.pid, signal.SIGUSR1)
+            process.join(TELLING_S)
+            process.kill()
+            process.join()
+            raise ChaosError(f"a life did not end in {LIFE_S:.0f} s\n{self._said(begin)[-6000:]}")
+        return process.exitcode, self._said(begin)
 
     def _said(self, begin: int) -> str:
         with (self.folder / "said").open(errors="replace") as file:
@@ -151,8 +155,7 @@ class Run:
     def _environment(self) -> dict[str, str]:
         own = {"XDG_RUNTIME_DIR": str(self.folder / "state"), "TMPDIR": str(self.folder / "tmp"), MARK: self.mark}
         shared = {"TERMRSI_CACHE": str(self.place.root / "cache"), "RAY_TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0"}
-        path = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-        return {**os.environ, **own, **shared, **path}
+        return {**own, **shared, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
     # What a life leaves
 

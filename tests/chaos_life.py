@@ -1,4 +1,4 @@
-"""One life of a run on real actors and real sandboxes, with kills planned: `python -m tests.chaos_life PLAN KEY=VALUE ...`.
+"""One life of a run on real actors and real sandboxes, with kills planned: `live`, in a process of its own.
 
 Real are Ray, the pipeline and its files, the queues, the rollout workers, the pool, the sandboxes and the verification; what engine
 and models compute is scripted (`chaos_parts`) unless the plan says `real`. Every process of the run tells its pid and its calls in
@@ -12,7 +12,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,6 @@ class Plan:
     folder: str
     kills: tuple[Kill, ...] = ()
     real: bool = False
-
-    def text(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def read(text: str) -> Plan:
-    found = json.loads(text)
-    return Plan(found["folder"], tuple(Kill(**kill) for kill in found["kills"]), found["real"])
 
 
 class Clock:
@@ -195,14 +188,27 @@ def tell_what_is_awaited(*_: object) -> None:
         task.print_stack(limit=6, file=sys.stderr)
 
 
-def main() -> int:
-    plan = read(sys.argv[1])
+def warm() -> None:
+    """What every life imports, once, in the process that they are forked from."""
+    import termrsi.actors.cluster
+    import termrsi.driver
+    import termrsi.model.checkpoint
+    import termrsi.pipeline  # noqa: F401
+
+
+def live(plan: Plan, words: Sequence[str], environment: Mapping[str, str], said: str) -> None:
+    """The target of a forked process: `termrsi WORDS` with this plan; its output goes to the file `said`."""
+    os.setsid()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # the parent may have asked for it
+    with Path(said).open("a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGUSR1, tell_what_is_awaited)
+    prepare(plan)
     from termrsi import driver
 
-    prepare(plan)
-    return driver.main(sys.argv[2:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    code = driver.main(words)
+    sys.stderr.flush()
+    os._exit(code)  # what the parent had open is the parent's to close

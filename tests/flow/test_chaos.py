@@ -1,5 +1,6 @@
 """Actors and drivers of runs on a real Ray and real sandboxes are killed: the run goes on by itself, or by the same command."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -12,9 +13,9 @@ KILLS = int(os.environ.get("TERMRSI_KILLS", "4"))
 pytestmark = pytest.mark.ray
 
 
-async def test_nothing_is_lost_whoever_is_killed(tmp_path: Path) -> None:
+def test_nothing_is_lost_whoever_is_killed(tmp_path: Path) -> None:
     """Prompts each once, the same curve, no lost attempt scored, nothing left; a failure names the seed."""
-    if missing := await check.probe(backend="local"):
+    if missing := asyncio.run(check.probe(backend="local")):
         pytest.skip("; ".join(missing))
     place, counts, number = chaos.Place.made(tmp_path), chaos.Counts(), 0
     whole = place.run("whole")
