@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.sandbox import cgroups
-from tests import chaos_life
+from tests import chaos_life, chaos_nodes
 from tests.chaos_life import CALLS, KILLS, PIDS, Kill, Plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,12 +31,14 @@ TELLING_S = 5.0  # for one that hangs to say what it waits for
 GONE_S = 60.0  # for the processes of a life that has ended
 LIVES = 12  # of one run: each kill costs one at most
 AT_ONCE = 3  # kills planned for one life, of different roles: most roles' death does not end it
+CONCURRENCY = 4
 MARK = "TERMRSI_CHAOS"  # in the environment of every process of a run
 ALWAYS = (
     *("scale=dry", "dry=false", "model.compute=fp32", "model.threads=1", "min_free_gib=0.5"),
-    *("sandbox.concurrency=4", "sandbox.memory_mb=64", "sandbox.disk_mb=16"),
-    *("cluster.num_cpus=4", "cluster.object_store_mb=80", "cluster.rollout_workers=2"),
+    *(f"sandbox.concurrency={CONCURRENCY}", "sandbox.memory_mb=64", "sandbox.disk_mb=16"),
+    "cluster.rollout_workers=2",
 )
+OWN_RAY = ("cluster.num_cpus=4", "cluster.object_store_mb=80")
 SCRIPTED = (
     *("+stage@stages.warmup=dry/warmup_critic", "+stage@stages.ppo=dry/rpr", "+stage@stages.reterm=dry/reterm"),
     *("pipeline=[warmup,ppo,reterm]", "stages.ppo.critic=warmup"),
@@ -62,20 +64,25 @@ TEST = """#!/bin/bash
 echo $reward > /logs/verifier/reward.txt
 """
 # An end of the driver takes the run's own Ray with it.
-ROLES = ("generator", "policy", "critic", "reference", "rollouts", "sandboxes", "queue", "buffer", "driver")
+ROLES = ("generator", "policy", "critic", "reference", "rollouts", "sandboxes", "queue", "buffer", "driver", "node")
+RAYS_OWN = ("raylet", "gcs_server", "/ray/", "ray::IDLE", "default_worker.py")  # in what its processes are called
 
 
 class ChaosError(AssertionError):
     """A count that is not zero, with the seed and the kills that led to it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
-    """What runs share: tasks, a model, a cache. What each makes on this machine is its own, by its mark."""
+    """What runs share: tasks, a model, a cache, and with scripted parts two Ray nodes. What they make here bears a mark."""
 
     root: Path
     real: bool = False
     words: tuple[str, ...] = ()
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    address: str = "local"
+    raylet: int = 0  # of the node that has the sandboxes
+    _nodes: Any = None  # Any: the process that holds them, and a connection to it
 
     @classmethod
     def made(cls, root: Path, *, real: bool = False, words: Sequence[str] = ()) -> "Place":
@@ -102,6 +109,42 @@ class Place:
     def run(self, name: str) -> "Run":
         return Run(self, self.root / name)
 
+    def __enter__(self) -> "Place":
+        for name in ("state", "tmp"):
+            (self.root / name).mkdir(exist_ok=True)
+        if not self.real:
+            ours, theirs = multiprocessing.Pipe()
+            context = multiprocessing.get_context("fork")
+            process = context.Process(target=chaos_nodes.serve, args=(theirs, self.environment(), CONCURRENCY))
+            process.start()
+            theirs.close()
+            self._nodes = process, ours
+            self._hear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._nodes is not None:
+            process, ours = self._nodes
+            ours.close()
+            process.join(GONE_S)
+            self._nodes = None
+
+    def mend(self) -> None:
+        """Another node in place of one that was killed, as a cluster that scales would have it."""
+        if self._nodes is not None and not runs(self.raylet):
+            self._nodes[1].send(chaos_nodes.AGAIN)
+            self._hear()
+
+    def _hear(self) -> None:
+        if not self._nodes[1].poll(LIFE_S):
+            raise ChaosError(f"no Ray nodes after {LIFE_S:.0f} s")
+        self.address, self.raylet = self._nodes[1].recv()
+
+    def environment(self) -> dict[str, str]:
+        own = {"XDG_RUNTIME_DIR": str(self.root / "state"), "TMPDIR": str(self.root / "tmp"), MARK: self.mark}
+        ray = {"RAY_TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        return {**own, **ray, "TERMRSI_CACHE": str(self.root / "cache"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+
 
 @dataclass(slots=True)
 class Run:
@@ -110,7 +153,6 @@ class Run:
     place: Place
     folder: Path
     lives: int = 0
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def dir(self) -> Path:
@@ -120,24 +162,29 @@ class Run:
         """One life: its exit code and what it said. Raises ChaosError if it hangs, with what it waits for."""
         plan = Plan(str(self.folder / f"life-{self.lives}"), tuple(kills), self.place.real)
         self.lives += 1
-        for name in ("state", "tmp"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
+        place = self.place
+        ray = OWN_RAY if place.real else (f"cluster.address={place.address}", f"cluster.sandbox_resource={chaos_nodes.SANDBOXES}")
         words = [
             *ALWAYS,
-            *(REAL if self.place.real else SCRIPTED),
-            f"tasks.path={self.place.root / 'tasks'}",
-            f"model.path={self.place.root / 'model'}",
-            *self.place.words,
+            *ray,
+            *(REAL if place.real else SCRIPTED),
+            f"tasks.path={place.root / 'tasks'}",
+            f"model.path={place.root / 'model'}",
+            *place.words,
         ]
         said = self.folder / "said"
         said.touch()
         begin = said.stat().st_size
         chaos_life.warm()
         context = multiprocessing.get_context("fork")
-        what = (plan, [*words, f"run_dir={self.dir}"], self._environment(), str(said))
+        what = (plan, [*words, f"run_dir={self.dir}"], place.environment(), str(said))
         process = context.Process(target=chaos_life.live, args=what)
         process.start()
-        process.join(LIFE_S)
+        deadline = time.monotonic() + LIFE_S
+        while process.exitcode is None and time.monotonic() < deadline:
+            process.join(0.2)
+            place.mend()
         if process.exitcode is None:
             assert process.pid is not None, "it was started"
             os.kill(process.pid, signal.SIGUSR1)
@@ -151,11 +198,6 @@ class Run:
         with (self.folder / "said").open(errors="replace") as file:
             file.seek(begin)
             return file.read()
-
-    def _environment(self) -> dict[str, str]:
-        own = {"XDG_RUNTIME_DIR": str(self.folder / "state"), "TMPDIR": str(self.folder / "tmp"), MARK: self.mark}
-        shared = {"TERMRSI_CACHE": str(self.place.root / "cache"), "RAY_TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0"}
-        return {**own, **shared, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
     # What a life leaves
 
@@ -176,18 +218,18 @@ class Run:
         return [Kill(**entry) for entry in lines(path)] if path.is_file() else []
 
     def processes(self) -> dict[int, str]:
-        """Those of this run that are there, by the mark in their environment."""
+        """Those of this run that are there, by the mark in their environment: not Ray's own, where it outlasts the run."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if f"{MARK}={self.mark}".encode() not in (process / "environ").read_bytes().split(b"\0"):
-                    continue
-                if (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                if f"{MARK}={self.place.mark}".encode() not in (process / "environ").read_bytes().split(b"\0"):
                     continue
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:  # it ended meanwhile
                 continue
-            found[int(process.name)] = command[:120]
+            own = not self.place.real and any(name in command for name in RAYS_OWN)
+            if runs(int(process.name)) and not own:
+                found[int(process.name)] = command[:120]
         return found
 
     def wait_until_gone(self) -> dict[int, str]:
@@ -201,10 +243,10 @@ class Run:
         """Of a run that has ended: processes, groups, mounts, layers, snapshots, scratch, shared memory."""
         found = [f"process {pid} {command}" for pid, command in self.wait_until_gone().items()]
         found += [str(g) for parent in cgroups.parents() if parent.is_dir() for g in parent.glob(f"{self.dir.name}-*")]
-        found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
-        state = self.folder / "state" / "termrsi"
+        found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.place.root) in line]
+        state = self.place.root / "state" / "termrsi"
         found += [str(path) for kind in ("layers", "snapshots") for path in (state / kind).glob("*")]
-        found += [str(path) for path in (self.folder / "tmp").glob("termrsi-*")]
+        found += [str(path) for path in (self.place.root / "tmp").glob("termrsi-*")]
         pids = {path.name.partition(".")[2] for life in range(self.lives) for path in self.told(life, PIDS)}
         shared = [(path, path.name.split("-")) for path in Path("/dev/shm").glob("termrsi-*")]
         return found + [str(path) for path, words in shared if len(words) > 2 and words[2] in pids]
@@ -231,6 +273,13 @@ class Run:
 
     def costs(self) -> dict[str, dict[str, float]]:
         return {entry["stage"]: entry["costs"] for entry in json.loads((self.dir / "ledger.json").read_text())}
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def lines(path: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -291,7 +340,7 @@ class Counts:
         return sum(tally.kills for tally in self.roles.values())
 
     def of(self, kill: Kill) -> Tally:
-        return self.roles.setdefault(kill.of or kill.role, Tally())
+        return self.roles.setdefault(kill.of, Tally())
 
     def table(self) -> str:
         rows = [("killed", "kills", "went on by itself", "same command went on")]
@@ -305,15 +354,18 @@ class Counts:
         )
 
 
-def drawn(draw: random.Random, calls: Counter[str], roles: Sequence[str], number: int) -> list[Kill]:
-    """`number` kills of different roles, at calls that an undisturbed run comes to."""
+def drawn(draw: random.Random, calls: Counter[str], place: Place) -> list[Kill]:
+    """`AT_ONCE` kills of different roles, at calls that an undisturbed run comes to. A node dies at a call of its sandboxes."""
     found = []
-    for role in draw.sample([role for role in roles if calls[role]], number):
-        found.append(Kill(uuid.UUID(int=draw.getrandbits(128)).hex[:8], role, draw.randint(1, calls[role]), draw.random() < 0.5))
+    known = [role for role in ROLES if calls[role] or (role == "node" and place.raylet)]
+    for role in draw.sample(known, min(AT_ONCE, len(known))):
+        at = "sandboxes" if role == "node" else role
+        name = f"{draw.getrandbits(32):08x}"
+        found.append(Kill(name, at, draw.randint(1, calls[at]), draw.random() < 0.5, place.raylet if at != role else 0, role))
     return found
 
 
-def play(place: Place, whole: Run, name: str, seed: str, counts: Counts, roles: Sequence[str] = ROLES) -> Iterator[str]:
+def play(place: Place, whole: Run, name: str, seed: str, counts: Counts) -> Iterator[str]:
     """One run from its first life to its end, killed as the seed says; a line for each life. Raises ChaosError."""
     draw, run = random.Random(seed), place.run(name)
     calls, expected, costs = whole.calls(0), whole.result(), whole.costs()
@@ -322,7 +374,7 @@ def play(place: Place, whole: Run, name: str, seed: str, counts: Counts, roles: 
     while code:
         if run.lives >= LIVES:
             raise ChaosError(f"seed {seed!r}: no end after {LIVES} lives: {history}")
-        kills = drawn(draw, calls, roles, AT_ONCE) if run.lives < LIVES // 2 else []
+        kills = drawn(draw, calls, place) if run.lives < LIVES // 2 else []
         try:
             code, said = run.live(kills)
         except ChaosError as error:
@@ -335,7 +387,7 @@ def play(place: Place, whole: Run, name: str, seed: str, counts: Counts, roles: 
             tally.same_command += ended
             tally.by_itself += not ended
         sentence = said.strip().splitlines()[-1] if code > 0 and said.strip() else ""
-        killed = " ".join(f"{kill.of or kill.role}@{kill.call}{'+' if kill.after else '-'}" for kill in done)
+        killed = " ".join(f"{kill.of}@{kill.call}{'+' if kill.after else '-'}" for kill in done)
         history.append(f"life {run.lives}: killed {killed or 'nothing'}; exit {code} {sentence}")
         yield f"{name} {history[-1]}"
         if code and not done:
@@ -411,6 +463,11 @@ def main(words: Sequence[str]) -> int:
     place = Place.made(Path(known["dir"]).absolute(), real=real, words=settings)
     deadline = time.monotonic() + 3600 * float(known["hours"]) if known["hours"] else float("inf")
     wanted = sys.maxsize if known["hours"] else int(known["kills"])
+    with place:
+        return soak(place, known["seed"], wanted, deadline)
+
+
+def soak(place: Place, base: str, wanted: int, deadline: float) -> int:
     counts, faults, number = Counts(), [], 0
     whole = place.run(fresh(place, "whole"))
     code, said = whole.live()
@@ -418,7 +475,7 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(f"{said}\nthe run does not end where nothing is killed\n")
         return 1
     while counts.kills < wanted and time.monotonic() < deadline:
-        seed = f"{known['seed']}/{number}"
+        seed = f"{base}/{number}"
         number += 1
         try:
             for line in play(place, whole, fresh(place, f"run-{number}"), seed, counts):

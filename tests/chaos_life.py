@@ -33,14 +33,17 @@ ACTORS = {
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The `call`-th call of a process of `role` kills it, before its body or `after` it. `pid`: kills that one in its stead."""
+    """The `call`-th call of a process of `role` kills it, before its body or `after` it; or the process `pid` in its stead.
+
+    `of`: what is killed, in a word.
+    """
 
     id: str
     role: str
     call: int
     after: bool
     pid: int = 0
-    of: str = ""  # what is killed, where that is not the role
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

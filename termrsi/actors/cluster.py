@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from termrsi.actors.calls import first_line
 from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
@@ -174,6 +175,11 @@ class Cluster:
             raise ConfigError(
                 f"no Ray at {cluster.address!r}: {error}", "cluster.address", "valid: local, auto, or HOST:PORT"
             ) from error
+        except Exception as error:  # Ray knows no narrower one for a node that is not there in its 30 s
+            if type(error) is not Exception:
+                raise
+            what = f"Ray did not start: {first_line(error)}"
+            raise EngineError(what, "cluster", "the same command again, when the machine is less busy") from error
         self._own_ray = True
 
     def _learners(self, kind: Any, role: str) -> list[Any]:

@@ -17,7 +17,12 @@ def test_nothing_is_lost_whoever_is_killed(tmp_path: Path) -> None:
     """Prompts each once, the same curve, no lost attempt scored, nothing left; a failure names the seed."""
     if missing := asyncio.run(check.probe(backend="local")):
         pytest.skip("; ".join(missing))
-    place, counts, number = chaos.Place.made(tmp_path), chaos.Counts(), 0
+    with chaos.Place.made(tmp_path) as place:
+        watch(place)
+
+
+def watch(place: chaos.Place) -> None:
+    counts, number = chaos.Counts(), 0
     whole = place.run("whole")
     code, said = whole.live()
     assert code == 0, said

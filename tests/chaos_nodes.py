@@ -1,0 +1,38 @@
+"""Two Ray nodes that outlast the lives of a run, in a process of their own; the second has the sandboxes, and may be lost."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+AGAIN = "again"
+SANDBOXES = "sandbox"  # what the second node offers
+
+
+def serve(asked: Connection, environment: Mapping[str, str], slots: int) -> None:
+    """The target of a forked process: tells address and raylet, and again after `AGAIN`, until nobody asks any more."""
+    os.setsid()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # the parent may have asked for it
+    from ray.cluster_utils import Cluster
+
+    small: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80 * 2**20}  # Any: Ray's node arguments
+    apart = {**small, "num_cpus": 1, "resources": {SANDBOXES: slots}}
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
+    try:
+        node = cluster.add_node(**apart)
+        asked.send((cluster.address, _raylet(node)))
+        while asked.recv() == AGAIN:
+            cluster.remove_node(node, allow_graceful=False)
+            node = cluster.add_node(**apart)
+            asked.send((cluster.address, _raylet(node)))
+    except EOFError:
+        pass
+    finally:
+        cluster.shutdown()
+    os._exit(0)  # what the parent had open is the parent's to close
+
+
+def _raylet(node: Any) -> int:  # Any: Ray's node
+    return node.all_processes["raylet"][0].process.pid
