@@ -100,6 +100,8 @@ class Pipeline:
                 checkpoints.forget(self._dir(name))
             self._check_inputs(todo)
             if not todo:
+                # It may have been killed while it ended.
+                setup.reap(config, "a crashed run", self._screen.say, frozenset(), owner=config.owner)
                 self._screen.say(f"every stage is finished in {self.run_dir}")
                 self._show()
                 return

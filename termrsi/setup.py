@@ -257,7 +257,7 @@ class RealParts:
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        self._reap("a crashed run", self.kept, cache_dir=cache)
+        reap(config, "a crashed run", self.say, self.kept)
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)
         self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept)
@@ -318,17 +318,22 @@ class RealParts:
 
     async def close(self, kept: frozenset[str] = frozenset()) -> None:
         await self._cluster.close()
-        await asyncio.to_thread(self._reap, "a process that died on the way", kept, owner=self._cluster.owner)
+        whose = "a process that died on the way"
+        await asyncio.to_thread(reap, self.config, whose, self.say, kept, owner=self.config.owner)
 
-    def _reap(self, whose: str, kept: frozenset[str], *, owner: str | None = None, cache_dir: Path | None = None) -> None:
-        """What dead processes left on this host, of `owner` (None: of any), but for the snapshots `kept`."""
-        from termrsi.actors import generator
-        from termrsi.sandbox import layers, reap
 
-        docker = self.config.sandbox.backend == "docker"
-        found = reap.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir, keep=kept)
-        for name in [*found, *generator.reap()]:
-            self.say(f"removed what {whose} left: {name}")
+def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: str | None = None) -> None:
+    """Removes what dead processes of `owner` (None: of any) left on this host, but the snapshots `kept`. Fakes leave nothing."""
+    if config.dry:
+        return
+    from termrsi.actors import generator
+    from termrsi.sandbox import layers
+    from termrsi.sandbox import reap as sandboxes
+
+    docker = config.sandbox.backend == "docker"
+    found = sandboxes.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir(), keep=kept)
+    for name in [*found, *generator.reap()]:
+        say(f"removed what {whose} left: {name}")
 
 
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:

@@ -86,11 +86,14 @@ class Place:
 
     @classmethod
     def made(cls, root: Path, *, real: bool = False, words: Sequence[str] = ()) -> "Place":
-        from termrsi.model.checkpoint import tiny_model
-
         root.mkdir(parents=True, exist_ok=True)
-        if not (root / "model").is_dir():
+        if real and not (root / "model").is_dir():
+            from termrsi.model.checkpoint import tiny_model
+
             tiny_model(root / "model")
+        elif not real:
+            (root / "model").mkdir(exist_ok=True)
+            (root / "model" / "config.json").write_text("{}\n")  # a directory that looks like a model's: nobody reads it
         for number, word in enumerate(NAMES):
             split = ("train", "train", "train", "train", "validation", "heldout")[number]
             files = {
@@ -115,7 +118,7 @@ class Place:
         if not self.real:
             ours, theirs = multiprocessing.Pipe()
             context = multiprocessing.get_context("fork")
-            process = context.Process(target=chaos_nodes.serve, args=(theirs, self.environment(), CONCURRENCY))
+            process = context.Process(target=chaos_nodes.serve, args=(theirs, ours, self.environment(), CONCURRENCY))
             process.start()
             theirs.close()
             self._nodes = process, ours
@@ -125,7 +128,7 @@ class Place:
     def __exit__(self, *_: object) -> None:
         if self._nodes is not None:
             process, ours = self._nodes
-            ours.close()
+            ours.send(chaos_nodes.END)
             process.join(GONE_S)
             self._nodes = None
 

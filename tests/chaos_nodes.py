@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-AGAIN = "again"
+END, AGAIN = "end", "again"
 SANDBOXES = "sandbox"  # what the second node offers
 
 
-def serve(asked: Connection, environment: Mapping[str, str], slots: int) -> None:
-    """The target of a forked process: tells address and raylet, and again after `AGAIN`, until nobody asks any more."""
+def serve(asked: Connection, asking: Connection, environment: Mapping[str, str], slots: int) -> None:
+    """The target of a forked process: tells address and raylet, and again after `AGAIN`, until `END`, or until nobody asks."""
+    asking.close()  # the parent's end, which came along
     os.setsid()
     os.environ.update(environment)
     tempfile.tempdir = None  # the parent may have asked for it

@@ -7,7 +7,6 @@ model hosts, Ray. Each step is bounded, and one that fails does not stop the nex
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ class Cluster:
             build_network=config.sandbox.build_network == "host",
             spares=config.sandbox.spares,
             host_share=config.sandbox.host_share,
-            owner=self.owner,
+            owner=config.owner,
             text_first=config.tasks.text_first,
             keep_bytes=int(config.trial_mb * 2**20) if config.trials else 0,
             verifier_time=config.tasks.verifier_time,
@@ -143,12 +142,6 @@ class Cluster:
             run=config.run_name,
             keep=tuple(self._kept),
         )
-
-    @property
-    def owner(self) -> str:
-        """The run, as what its sandboxes leave bears it."""
-        name = Path(self._config.run_dir or self._config.experiment).name
-        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
 
     def connect(self) -> None:
         """Start or join Ray. Raises ConfigError if it cannot be reached."""
