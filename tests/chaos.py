@@ -30,7 +30,7 @@ LIFE_S = 300.0  # of one life: what takes longer hangs
 TELLING_S = 5.0  # for one that hangs to say what it waits for
 GONE_S = 60.0  # for the processes of a life that has ended
 LIVES = 12  # of one run: each kill costs one at most
-AT_ONCE = 3  # kills planned for one life, of different roles: most roles' death does not end it
+AT_ONCE = 4  # kills planned for one life, of different roles: most roles' death does not end it
 CONCURRENCY = 4
 MARK = "TERMRSI_CHAOS"  # in the environment of every process of a run
 ALWAYS = (
@@ -122,6 +122,7 @@ class Place:
             process.start()
             theirs.close()
             self._nodes = process, ours
+            chaos_life.warm()  # while the nodes start; and they before it, so that they have none of it
             self._hear()
         return self
 

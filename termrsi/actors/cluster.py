@@ -195,8 +195,8 @@ class Cluster:
                 f"an actor was not ready after {START_S:.0f} s", "cluster", "see the logs in /tmp/ray/session_latest"
             ) from error
         except RayError as error:
-            cause = getattr(error, "cause", error)
-            raise EngineError(f"an actor did not start: {cause}", "cluster", "see the logs in /tmp/ray/session_latest") from error
+            what = f"an actor did not start: {ends(error)}"
+            raise EngineError(what, "cluster", "see the logs in /tmp/ray/session_latest") from error
 
     @property
     def pool(self) -> RemotePool:
@@ -299,7 +299,14 @@ async def _bounded(what: str, call: Awaitable[None] | None) -> None:
         async with asyncio.timeout(STOP_S):
             await call
     except (TimeoutError, RayError) as error:
-        _LOG.warning("closing the %s: %s", what, str(error) or f"not done after {STOP_S:.0f} s")
+        told = f"not done after {STOP_S:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
+        _LOG.warning("closing the %s: %s", what, told)
+
+
+def ends(error: Exception) -> str:
+    """One line: the first of Ray's many, which says what happened, and the last, which says why."""
+    lines = [line.strip() for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
 def _kill(actor: Any) -> None:  # Any: see Cluster

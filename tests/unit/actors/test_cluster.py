@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from termrsi.actors.cluster import Cluster
+from termrsi.actors.cluster import Cluster, ends
 from termrsi.config.load import load
 from termrsi.errors import EngineError
 
@@ -30,3 +30,15 @@ def test_a_ray_that_is_not_there_in_time_is_one_sentence(tmp_path: Path, monkeyp
 def test_a_fault_of_another_kind_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="of ours"):
         connect(RuntimeError("of ours"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("The actor died.\n\tclass_name: X\n\n  EngineError: no room\n", "The actor died.: EngineError: no room"),
+        ("once", "once"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_death_at_the_start_is_one_line_with_its_reason(text: str, told: str) -> None:
+    assert ends(RuntimeError(text)) == told
