@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -113,6 +114,7 @@ class Place:
         return Run(self, self.root / name)
 
     def __enter__(self) -> "Place":
+        self._ray_dir().mkdir()
         for name in ("state", "tmp"):
             (self.root / name).mkdir(exist_ok=True)
         if not self.real:
@@ -132,6 +134,7 @@ class Place:
             ours.send(chaos_nodes.END)
             process.join(GONE_S)
             self._nodes = None
+        shutil.rmtree(self._ray_dir(), ignore_errors=True)
 
     def mend(self) -> None:
         """Another node in place of one that was killed, as a cluster that scales would have it."""
@@ -144,9 +147,13 @@ class Place:
             raise ChaosError(f"no Ray nodes after {LIFE_S:.0f} s")
         self.address, self.raylet = self._nodes[1].recv()
 
+    def _ray_dir(self) -> Path:
+        """For Ray's files: its sockets take no long name, and what else runs Ray here is not to find this one's."""
+        return Path("/tmp", f"chaos-{self.mark[:8]}")
+
     def environment(self) -> dict[str, str]:
         own = {"XDG_RUNTIME_DIR": str(self.root / "state"), "TMPDIR": str(self.root / "tmp"), MARK: self.mark}
-        ray = {"RAY_TMPDIR": "/tmp", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        ray = {"RAY_TMPDIR": str(self._ray_dir()), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
         return {**own, **ray, "TERMRSI_CACHE": str(self.root / "cache"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
