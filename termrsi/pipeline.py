@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,15 @@ class Pipeline:
                 checkpoints.forget(self._dir(name))
             self._check_inputs(todo)
             if not todo:
+                # It may have been killed while it ended.
+                setup.reap(config, "a crashed run", self._screen.say, frozenset(), owner=config.owner)
                 self._screen.say(f"every stage is finished in {self.run_dir}")
                 self._show()
                 return
             if len(todo) < len(names):
                 self._screen.say(f"going on in {self.run_dir}; finished before: {', '.join(n for n in names if n not in todo)}")
             configuration.record(config, self._overrides, self.run_dir)
-            kept = frozenset(snapshot for name in todo for snapshot in checkpoints.snapshots(self._dir(name)))
-            parts = setup.parts(config, self._screen.say, kept)
+            parts = setup.parts(config, self._screen.say, self._kept(todo))
             sinks = Sinks(config, self.run_dir, parts.meter)
             try:
                 await parts.start(self.on_connected)
@@ -121,10 +122,14 @@ class Pipeline:
             finally:
                 self.closing = True  # from here on a signal changes nothing: what was started is being ended
                 try:
-                    await parts.close()
+                    await parts.close(self._kept(name for name in todo if not self._finished(name)))
                 finally:
                     sinks.close()
             self._show()
+
+    def _kept(self, names: Iterable[str]) -> frozenset[str]:
+        """Ids of the snapshots that these stages may go on from."""
+        return frozenset(snapshot for name in names for snapshot in checkpoints.snapshots(self._dir(name)))
 
     def _show(self) -> None:
         self._screen.ledger(ledger.read(self.run_dir))

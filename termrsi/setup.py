@@ -170,7 +170,9 @@ class Parts(Protocol):
 
     def auditor(self, stage: AuditConfig, folder: Path) -> Auditor: ...
 
-    async def close(self) -> None: ...
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
+        """Ends everything. `kept`: ids of snapshots that stay, because another life of the run goes on from them."""
+        ...
 
 
 def parts(config: Config, say: Say, kept: frozenset[str] = frozenset()) -> Parts:
@@ -226,7 +228,7 @@ class DryParts:
 
         return FakeAuditor(rejected=frozenset({self.tasks.train[-1].id}))
 
-    async def close(self) -> None:
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
         for writer in self._writers.values():
             await writer.close()
 
@@ -243,22 +245,19 @@ class RealParts:
     checks: dict[str, TaskChecks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from termrsi.actors import generator
         from termrsi.actors.cluster import Cluster
         from termrsi.actors.metrics import RayMeter
         from termrsi.interop.chat_endpoint import key_of, open_writers
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
-        from termrsi.sandbox import layers, reap
+        from termrsi.sandbox import layers
 
         config, cache = self.config, cache_dir()
         self.tasks = load_tasks(config, cache, self.say)
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        docker = config.sandbox.backend == "docker"
-        for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *generator.reap()]:
-            self.say(f"removed what a crashed run left: {name}")
+        reap(config, "a crashed run", self.say, self.kept)
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)
         self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept)
@@ -317,8 +316,24 @@ class RealParts:
             judge_fits=lambda messages: len(self.chat.prompt(messages)) <= room,
         )
 
-    async def close(self) -> None:
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
         await self._cluster.close()
+        whose = "a process that died on the way"
+        await asyncio.to_thread(reap, self.config, whose, self.say, kept, owner=self.config.owner)
+
+
+def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: str | None = None) -> None:
+    """Removes what dead processes of `owner` (None: of any) left on this host, but the snapshots `kept`. Fakes leave nothing."""
+    if config.dry:
+        return
+    from termrsi.actors import generator
+    from termrsi.sandbox import layers
+    from termrsi.sandbox import reap as sandboxes
+
+    docker = config.sandbox.backend == "docker"
+    found = sandboxes.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir(), keep=kept)
+    for name in [*found, *generator.reap()]:
+        say(f"removed what {whose} left: {name}")
 
 
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:

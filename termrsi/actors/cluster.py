@@ -7,7 +7,6 @@ model hosts, Ray. Each step is bounded, and one that fails does not stop the nex
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from termrsi.actors.calls import first_line
 from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
@@ -132,7 +132,7 @@ class Cluster:
             build_network=config.sandbox.build_network == "host",
             spares=config.sandbox.spares,
             host_share=config.sandbox.host_share,
-            owner=re.sub(r"[^A-Za-z0-9]+", "-", Path(config.run_dir or config.experiment).name).strip("-")[:40] or "run",
+            owner=config.owner,
             text_first=config.tasks.text_first,
             keep_bytes=int(config.trial_mb * 2**20) if config.trials else 0,
             verifier_time=config.tasks.verifier_time,
@@ -168,6 +168,11 @@ class Cluster:
             raise ConfigError(
                 f"no Ray at {cluster.address!r}: {error}", "cluster.address", "valid: local, auto, or HOST:PORT"
             ) from error
+        except Exception as error:  # Ray knows no narrower one for a node that is not there in its 30 s
+            if type(error) is not Exception:
+                raise
+            what = f"Ray did not start: {first_line(error)}"
+            raise EngineError(what, "cluster", "the same command again, when the machine is less busy") from error
         self._own_ray = True
 
     def _learners(self, kind: Any, role: str) -> list[Any]:
@@ -190,8 +195,8 @@ class Cluster:
                 f"an actor was not ready after {START_S:.0f} s", "cluster", "see the logs in /tmp/ray/session_latest"
             ) from error
         except RayError as error:
-            cause = getattr(error, "cause", error)
-            raise EngineError(f"an actor did not start: {cause}", "cluster", "see the logs in /tmp/ray/session_latest") from error
+            what = f"an actor did not start: {ends(error)}"
+            raise EngineError(what, "cluster", "see the logs in /tmp/ray/session_latest") from error
 
     @property
     def pool(self) -> RemotePool:
@@ -294,7 +299,14 @@ async def _bounded(what: str, call: Awaitable[None] | None) -> None:
         async with asyncio.timeout(STOP_S):
             await call
     except (TimeoutError, RayError) as error:
-        _LOG.warning("closing the %s: %s", what, str(error) or f"not done after {STOP_S:.0f} s")
+        told = f"not done after {STOP_S:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
+        _LOG.warning("closing the %s: %s", what, told)
+
+
+def ends(error: Exception) -> str:
+    """One line: the first of Ray's many, which says what happened, and the last, which says why."""
+    lines = [line.strip() for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
 def _kill(actor: Any) -> None:  # Any: see Cluster

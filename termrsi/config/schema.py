@@ -277,3 +277,9 @@ class Config:
     def run_name(self) -> str:
         """What the run is called where it is one among others: the last part of its directory."""
         return Path(self.run_dir or f"{self.experiment or 'run'}-{self.scale}-{self.seed}").absolute().name
+
+    @property
+    def owner(self) -> str:
+        """The run, as what its sandboxes leave bears it."""
+        name = Path(self.run_dir or self.experiment).name
+        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
