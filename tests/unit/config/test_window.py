@@ -25,14 +25,17 @@ from termrsi.errors import ConfigError
         (
             {
                 "max_position_embeddings": 4096,
-                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {"rope_type": "default"}},
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2.0},
+                    "sliding_attention": {"rope_type": "default"},
+                },
             },
             8192,
         ),
         ({}, 0),
         ({"max_position_embeddings": "many"}, 0),
     ],
-)  # fmt: skip
+)
 def test_positions_that_a_model_has(fields: dict[str, Any], positions: int) -> None:
     assert window.positions(fields) == positions
 
