@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from termrsi import commands
 from termrsi.commands import HELP, USAGE
 from termrsi.errors import ConfigError, TermrsiError
 
@@ -32,8 +33,6 @@ def _dispatch(arguments: list[str]) -> int:
         print(USAGE.format(experiments=", ".join(choices("experiment"))))  # noqa: T201 the answer of a command
         return 0
     if not is_run and not arguments[0].startswith("-"):
-        from termrsi import commands
-
         return commands.run(arguments)
     return _run(arguments)
 

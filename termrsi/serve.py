@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from termrsi.errors import ConfigError
 from termrsi.options import FLAG, NUMBER, Option, Verb
@@ -41,7 +42,8 @@ def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         nested = checkpoint / "policy"
         near = f"did you mean {nested}?" if (nested / "config.json").is_file() else "valid: a Hugging Face model directory"
         raise ConfigError(f"no config.json in {str(checkpoint)!r}", "termrsi serve", near)
-    given = {"host": "127.0.0.1", "port": 8000, "name": checkpoint.absolute().name, "eager": False} | VERB.read(words)
+    given: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "name": checkpoint.absolute().name, "eager": False}
+    given |= VERB.read(words)
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("vllm is not installed", "termrsi serve", "pip install 'termrsi[cpu]' or 'termrsi[gpu]'")
     from vllm.platforms import current_platform
