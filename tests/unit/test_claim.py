@@ -1,6 +1,8 @@
 """A run directory for one process; what a refused run leaves, and one that cannot be written."""
 
+import fcntl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,13 +63,22 @@ def test_a_second_process_is_refused_and_takes_nothing_away(tmp_path: Path) -> N
         pass
 
 
-def test_a_lock_that_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None:
-    first = Claim(tmp_path)
-    with first, pytest.raises(ConfigError), Claim(tmp_path):
-        pass
-    (tmp_path / "lock").unlink()
-    with Claim(tmp_path):
-        assert (tmp_path / "lock").is_file()
+def test_a_lock_that_its_owner_has_just_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, real, asked = tmp_path / "lock", fcntl.flock, []
+
+    def flock(file: Any, how: int) -> None:  # Any: a file or its number
+        asked.append(how)
+        if len(asked) == 1:
+            lock.unlink()  # between the opening and the locking
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Claim(tmp_path) as claim:
+        claim.keep()
+        assert lock.is_file()
+        with pytest.raises(ConfigError, match="another process"), Claim(tmp_path):
+            pass
+    assert len(asked) == 3
 
 
 def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
