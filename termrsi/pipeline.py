@@ -5,7 +5,6 @@ judges data, from its last checkpoint if it trains; a finished one is never run 
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from termrsi import durable, setup
+from termrsi.claim import Claim
 from termrsi.config import load as configuration
+from termrsi.config import settings
 from termrsi.config.schema import Config
 from termrsi.config.stages import PLAYS, READS, AuditConfig, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
@@ -94,8 +95,8 @@ class Pipeline:
 
     async def _run(self) -> None:
         config = self._config
-        await setup.preflight(config, self.run_dir)
-        with _locked(self.run_dir):
+        await setup.preflight(config, self.run_dir, self._screen.say)
+        with Claim(self.run_dir) as claim:
             names = [n for n in config.pipeline if not config.only or n == config.only]
             self._adopt(names)
             todo = [n for n in names if not self._finished(n)]
@@ -110,8 +111,9 @@ class Pipeline:
                 return
             if len(todo) < len(names):
                 self._screen.say(f"going on in {self.run_dir}; finished before: {', '.join(n for n in names if n not in todo)}")
-            configuration.record(config, self._overrides, self.run_dir)
             parts = setup.parts(config, self._screen.say, self._kept(todo))
+            claim.keep()
+            configuration.record(config, self._overrides, self.run_dir)
             sinks = Sinks(config, self.run_dir, parts.meter)
             try:
                 await parts.start(self.on_connected)
@@ -199,8 +201,9 @@ class Pipeline:
         if manifest is None:
             return False
         if manifest["fingerprint"] != self._fingerprint(name):
+            changed = settings.differences(manifest.get("settings", {}), self._settings(name))
             raise ConfigError(
-                f"stage {name!r} in {self.run_dir} was run with another configuration",
+                f"stage {name!r} in {self.run_dir} was run with another configuration" + (f": {changed}" if changed else ""),
                 "run_dir",
                 "take another run_dir, or the old settings",
             )
@@ -212,16 +215,34 @@ class Pipeline:
         Not of how the machine does it (checkpoints, `sandbox`, `cluster`, the model's arithmetic and engine, where the
         endpoint of a role is and what it takes), nor of the code.
         """
-        c = self._config
-        read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
-        own = {key: value for key, value in asdict(c.stages[name]).items() if key != "checkpoint_every"}
-        what = [own, *(asdict(x) for x in (c.tasks, c.sampling, c.limits)), c.seed, c.dry, c.model.path]
-        if c.stages[name].kind in WITH_CRITIC:
-            what.append({"critic_layers": c.model.critic_layers})
-        if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:
-            what.append({role: [m.model, m.continues, m.extra] for role, m in roles.items()})
-        what.append({source: self._fingerprint(source) for source in sorted(read)})
+        what = [value for _, value in self._asked(name)]
+        what.append({source: self._fingerprint(source) for source in self._read(name)})
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+    def _read(self, name: str) -> list[str]:
+        """The stages that one reads."""
+        stages = self._config.stages
+        return sorted({getattr(stages[name], key, "") for key in READS} & set(stages))
+
+    def _asked(self, name: str) -> list[tuple[str, Any]]:  # Any: as JSON has it
+        """Where each part of what a stage is asked to do is set, and its value."""
+        c, kind = self._config, self._config.stages[name].kind
+        own = {key: value for key, value in asdict(c.stages[name]).items() if key != "checkpoint_every"}
+        what: list[tuple[str, Any]] = [(f"stages.{name}", own)]
+        what += [("tasks", asdict(c.tasks)), ("sampling", asdict(c.sampling)), ("limits", asdict(c.limits))]
+        what += [("seed", c.seed), ("dry", c.dry), ("model.path", c.model.path)]
+        if kind in WITH_CRITIC:
+            what.append(("model", {"critic_layers": c.model.critic_layers}))
+        if roles := {role: c.roles[role] for role in PLAYS[kind] if role in c.roles}:
+            what.append(("roles", {role: [m.model, m.continues, m.extra] for role, m in roles.items()}))
+        return what
+
+    def _settings(self, name: str) -> dict[str, Any]:  # Any: as JSON has it
+        """All of that by key, with what the stages that it reads were asked."""
+        found = settings.flat(self._asked(name))
+        for source in self._read(name):
+            found |= self._settings(source)
+        return found
 
     def _check_inputs(self, todo: list[str]) -> None:
         for name in todo:
@@ -301,9 +322,8 @@ class Pipeline:
         What a stopped stage left is kept beside, unless its kind can go on and it was asked for the same.
         """
         out = self._dir(name)
-        read = {getattr(config, key, "") for key in READS} & set(self._config.stages)
         ends = {
-            source: (self._manifest(source) or {}).get("finished") for source in sorted(read)
+            source: (self._manifest(source) or {}).get("finished") for source in self._read(name)
         }  # of what it reads: when it was made
         asked = json.dumps({"settings": self._fingerprint(name), "reads": ends})
         begun = out / "begun"
@@ -362,12 +382,13 @@ class Pipeline:
             "entry": asdict(entry),
             "finished": time.time(),
             "fingerprint": self._fingerprint(name),
+            "settings": self._settings(name),
             "config": asdict(config),
         }
         durable.write_text(self._dir(name) / "manifest.json", json.dumps(manifest, indent=1))
         checkpoints.forget(self._dir(name))
         ledger.write(self.run_dir, ledger.read(self.run_dir))
-        self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
+        self._screen.say(f"stage {name} done: {ledger.told(entry)}")
 
 
 def _revision(run_dir: Path) -> str:
@@ -397,23 +418,3 @@ def _full_disk(error: OSError, where: Path) -> StageError | None:
     what = (cause.strerror or "").partition(", ")[2]
     told = ", ".join(["the disk is full", free, *([what] if what else [])])
     return StageError(told, place, "free some and give the same command again")
-
-
-class _locked:
-    """A run directory for one process at a time; the lock ends with the process."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._dir = run_dir
-
-    def __enter__(self) -> None:
-        self._dir.mkdir(parents=True, exist_ok=True)
-        self._file = (self._dir / "lock").open("w")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another process is running in {self._dir}", "run_dir", "wait for it, or take another run_dir"
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

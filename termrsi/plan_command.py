@@ -16,6 +16,7 @@ from rich.table import Table
 from termrsi.config.load import load
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError
+from termrsi.options import FLAG, NUMBER, Option, Verb
 from termrsi.sizing import estimate, layout, memory, rates, work
 from termrsi.sizing.estimate import StageTime
 from termrsi.sizing.memory import GIB
@@ -44,14 +45,13 @@ class Options:
 def split(words: list[str]) -> tuple[Options, list[str]]:
     """Options of the plan, and the words of the run. Raises ConfigError for a value that is no number above 0."""
     options, rest = Options(), []
-    figures = {one.name for one in fields(Rates)}
-    assumed = {one.name for one in fields(Assumed)} - set(_RENAMED.values()) | set(_RENAMED)
+    figures, names = {one.name for one in fields(Rates)}, [option.name for option in verb().options]
     for word in words:
         key, given, value = word.partition("=")
-        if key not in (*_OPTIONS, *figures, *assumed):
-            near = difflib.get_close_matches(key, (*_OPTIONS, *figures, *assumed), n=1, cutoff=0.8)
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.8)
             if not given or near:
-                valid = f"nearest: {near[0]}=" if near else "termrsi plan experiment=NAME [key=value ...] [price=N] [json=true]"
+                valid = f"nearest: {near[0]}=" if near else "termrsi plan --help lists what it takes"
                 raise ConfigError(f"unknown option {word!r}", "termrsi plan", valid)
             rest.append(word)
         elif key == "json":
@@ -71,6 +71,23 @@ def split(words: list[str]) -> tuple[Options, list[str]]:
     if options.assumed.solved > 1.0:
         raise ConfigError(f"solved is {options.assumed.solved:g}", "termrsi plan", "valid: a share, above 0 and at most 1")
     return options, rest
+
+
+def verb() -> Verb:
+    """The options: what is told, then every figure that may be given."""
+    shown = {field: option for option, field in _RENAMED.items()}
+    told = (
+        Option("price", "NUMBER", "of a GPU for an hour, in whichever currency: what the run would cost is told"),
+        Option("json", FLAG, "true: for programs"),
+    )
+    rates_of = [Option(one.name, "NUMBER", f"{one.default:g}: {rates.SOURCES[one.name]}") for one in fields(Rates)]
+    assumed = [_assumption(shown.get(one.name, one.name), one.default) for one in fields(Assumed)]
+    what = "memory of each role, its time and cost: estimated"
+    return Verb("plan", "experiment=NAME [key=value ...]", what, (*told, *rates_of, *assumed))
+
+
+def _assumption(name: str, default: float) -> Option:
+    return Option(name, NUMBER if isinstance(default, int) else "NUMBER", f"{default:g}: assumed")
 
 
 def _number(key: str, value: str) -> float:

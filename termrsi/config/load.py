@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -61,7 +62,7 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
         if roles:
             OmegaConf.set_struct(composed, False)  # the schema still knows which keys there are
             composed = OmegaConf.merge(composed, OmegaConf.from_dotlist(roles))
-        config = OmegaConf.to_object(composed)
+        config = _typed(composed)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value", "configuration", "give it one on the command line") from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -72,6 +73,39 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     arms.apply(config)
     check(config)
     return config
+
+
+def _typed(composed: Any) -> object:  # Any: OmegaConf's node
+    """The typed configuration. A refusal names the key as it is set: what a dataclass says of itself is told where it stands."""
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.to_object(composed)
+    except ConfigError as error:
+        place, owner = _place(composed)
+        if not place:
+            raise
+        below = error.where.partition(".")[2].removeprefix("*.")
+        where = f"{place}.{below}" if below else place
+        key = error.what.partition("=")[0]
+        if key in _field_names(owner) and key != error.what:
+            raise ConfigError(f"{where}.{error.what}", "", error.valid) from error
+        raise ConfigError(error.what, where, error.valid) from error
+
+
+def _place(node: Any) -> tuple[str, object]:  # Any: OmegaConf's node
+    """Path and class of the first part that refuses its values, parts before the whole, as `to_object` makes them."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for key in node:
+        if OmegaConf.is_missing(node, key) or not isinstance(node[key], DictConfig):
+            continue
+        try:
+            OmegaConf.to_object(node[key])
+        except ConfigError:
+            below, owner = _place(node[key])
+            return (f"{key}.{below}" if below else str(key)), owner
+    return "", OmegaConf.get_type(node)
 
 
 def _not_the_group(override: str) -> str:
@@ -234,7 +268,7 @@ def _check_sizes(config: Config) -> None:
                     f"lower it, or raise model.max_model_len={config.model.max_model_len}",
                 )
     if config.dry and config.tasks != schema.TasksConfig():
-        raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
+        raise ConfigError("scale=dry brings tasks of its own", "tasks", "take tasks=... and tasks.*=... away, or another scale")
     own = schema.ClusterConfig()
     if config.cluster.address != "local" and (config.cluster.num_cpus, config.cluster.object_store_mb) != (
         own.num_cpus,

@@ -146,9 +146,9 @@ def check(config: Config) -> None:
 def _check_devices(config: Config) -> None:
     """Bundles into nodes, largest first into the first node that has room: with nodes of one kind that misses little."""
     c = config.cluster
-    asked = sorted((b for group in groups(config) for b in group.bundles if not b.resource), key=lambda b: (-b.gpus, -b.cpus))
+    bundles = sorted((b for group in groups(config) for b in group.bundles if not b.resource), key=lambda b: (-b.gpus, -b.cpus))
     free = [(float(c.gpus_per_node), c.cpus)] * c.nodes
-    for bundle in asked:
+    for bundle in bundles:
         if bundle.gpus > 1 and bundle.gpus != int(bundle.gpus):
             raise ConfigError(
                 f"an engine and {', '.join(learners(config))} share a device, and ask for {bundle.gpus:g} of it",
@@ -161,13 +161,19 @@ def _check_devices(config: Config) -> None:
                 break
         else:
             raise ConfigError(
-                f"{_asked(config)}; {c.nodes} x {c.gpus_per_node} GPUs and {c.nodes} x {c.cpus:g} CPUs do not hold that",
+                f"{asked(config)}; {c.nodes} x {c.gpus_per_node} GPUs and {c.nodes} x {c.cpus:g} CPUs do not hold that",
                 "cluster.nodes",
                 "valid: fewer generators or learner_processes, or more nodes",
             )
 
 
-def _asked(config: Config) -> str:
+def gpus(config: Config) -> float:
+    """Of all roles together."""
+    return round(sum(bundle.gpus for group in groups(config) for bundle in group.bundles), 6)
+
+
+def asked(config: Config) -> str:
+    """What the roles ask for, with the arithmetic."""
     terms, gpus, cpus = [], 0.0, 0.0
     for group in groups(config):
         first, number = group.bundles[0], len(group.bundles)

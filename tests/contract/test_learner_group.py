@@ -14,26 +14,11 @@ import pytest
 from termrsi import weights
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import EngineError, WeightsError
-from termrsi.model.checkpoint import tiny_model
 from termrsi.records import Sample
 
 pytestmark = pytest.mark.ray
 CONFIG = ModelConfig(threads=1, compute="fp32", micro_tokens=32)
 LOSS: dict[str, object] = {"kind": "grpo", "anchor": "current"}
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[Any]:  # Any: the module
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def batch(n: int = 5) -> list[Sample]:

@@ -13,25 +13,10 @@ import pytest
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import EngineError, WeightsError
 from termrsi.fakes import FakeCritic
-from termrsi.model.checkpoint import tiny_model
 from termrsi.ports import Critic
 from termrsi.records import Sample
 
 ray = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[Any]:  # Any: the module
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 CONFIG = ModelConfig(threads=1, critic_layers=1, micro_tokens=64)

@@ -170,6 +170,31 @@ def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
     assert "valid" in error.valid
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("stages.rpr_1.steps=0", "stages.rpr_1.steps=0 is too small; valid: 1 or more"),
+        ("stages.rpr_2.optim.minibatches=0", "stages.rpr_2.optim.minibatches=0 is too small; valid: 1 or more"),
+        ("stages.rpr_1.credit.lam=1.5", "stages.rpr_1.credit.lam=1.5; valid: 0 to 1"),
+        ("stages.rsr_2.harnesses=[]", "stages.rsr_2.harnesses: no harness to discover with; name at least one"),
+        ("stages.final_eval.split=all", "stages.final_eval.split: 'all' is unknown; valid: train, validation, heldout"),
+        ("stages.rpr_2.reward.delta=0.7", "stages.rpr_2.reward: beta + delta = 1.1; at most 1, so that a reward is at most 1"),
+        ("limits.max_turns=0", "limits.max_turns=0 is too small; valid: 1 or more"),
+        ("cluster.gpus_learner=1.5", "cluster.gpus_learner=1.5; valid: a fraction of one GPU, or a whole number"),
+        ("roles.critic.url=http://h/v1 roles.critic.model=m roles.critic.retries=-1", "roles.critic.retries=-1 is too small"),
+        ("roles.critic.url=http://h/v1 roles.critic.model=m roles.critic.key_env=a-b", "roles.critic.key_env: that is no name"),
+    ],
+)
+def test_a_refused_value_is_named_by_the_key_that_sets_it(overrides: str, message: str) -> None:
+    assert str(refusal(*BASE, *overrides.split())).startswith(message)
+
+
+def test_a_dry_run_brings_its_tasks() -> None:
+    assert str(refusal("experiment=rsr", "scale=dry", "tasks=directory")) == (
+        "tasks: scale=dry brings tasks of its own; take tasks=... and tasks.*=... away, or another scale"
+    )
+
+
 def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
     assert load((*BASE, "model.routing_replay=true", "model.share_prefix=false")).model.routing_replay
     error = refusal(*BASE, "model.routing_replay=true", "model.share_prefix=true")

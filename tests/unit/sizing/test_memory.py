@@ -11,17 +11,8 @@ from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample
 from termrsi.sizing import memory, shapes
 from termrsi.sizing.memory import GIB, Engine, Learning
+from tests.small_shape import FIELDS, SHAPE
 
-FIELDS = {
-    "model_type": "llama",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SHAPE = shapes.of(FIELDS)
 BLOCK = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128 + 2 * 64
 PARAMETERS = 2 * 64_000 + 2 * BLOCK + 64
 ONE = Learning("bf16", 1024, 512, False, False, 1)
