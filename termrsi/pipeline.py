@@ -214,6 +214,8 @@ class Pipeline:
         what = [own, *(asdict(x) for x in (c.tasks, c.sampling, c.limits)), c.seed, c.dry, c.model.path]
         if c.stages[name].kind in WITH_CRITIC:
             what.append({"critic_layers": c.model.critic_layers})
+        if c.stages[name].kind in TRAINS and c.model.lora_rank:
+            what.append({"lora": [c.model.lora_rank, c.model.lora_alpha, sorted(c.model.lora_targets)]})
         if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:
             what.append({role: [m.model, m.continues, m.extra] for role, m in roles.items()})
         what.append({source: self._fingerprint(source) for source in sorted(read)})

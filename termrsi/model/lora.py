@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) in place of a policy's weights, through PEFT: W + alpha / rank x B A, W frozen in bf16.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) through PEFT, trained in place of a policy's weights: W + alpha / rank x B A.
 
-What leaves the learner is merged: one tensor at a time, W + alpha / rank x B A in float32 from the adapters' masters, cast to bf16
-once, under the names that the model has without adapters. So publishing, checksums, saved directories and engines know nothing of them.
+What leaves the learner is merged: one tensor at a time, in float32 from the adapters' masters, cast to bf16 once, under the names
+that the model has without adapters. So publishing, checksums, saved directories and engines know nothing of them.
 The adapters lie in `adapter/` of a saved policy, as PEFT reads them. They are of the model that the learner began with, its base,
 however many stages have trained them: that directory loaded again is the same base with these adapters, and nothing was rounded.
 """
@@ -55,7 +55,7 @@ def inject(module: PreTrainedModel, lora: Lora, *, compute: Compute) -> tuple[st
     """Adapters in place, float32 and alone trained; the rest frozen, rounded to bf16, and kept so unless `compute` is "fp32".
 
     The same in every process. Returns the last names of the layers that have one. Raises ConfigError on a name that is no linear
-    layer, on experts (their weights are no linear layers) unless `targets` leaves them out, and on a rank above a layer's own.
+    layer, and on experts (their weights are no linear layers) unless `targets` names what else gets adapters.
     """
     targets = _targets(module, lora)
     _cast(module, torch.bfloat16)
@@ -131,21 +131,13 @@ def _own(name: str) -> str:
 
 def _targets(module: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
     head = module.get_output_embeddings()
-    linear: dict[str, int] = {}  # the smallest side of the layers of that name
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear) and part is not head:
-            last = name.rpartition(".")[2]
-            linear[last] = min(part.in_features, part.out_features, linear.get(last, part.in_features))
+    linear = {name.rpartition(".")[2] for name, part in module.named_modules() if isinstance(part, nn.Linear) and part is not head}
     experts = any("experts" in name.split(".") for name, _ in module.named_parameters())
     if experts and not lora.targets:
         raise ConfigError("experts get no adapters", "model.lora_targets", f"name what does, of {', '.join(sorted(linear))}")
     if odd := [name for name in lora.targets if name not in linear]:
         raise ConfigError(f"no linear layer is called {odd[0]!r}", "model.lora_targets", f"of {', '.join(sorted(linear))}")
-    targets = tuple(sorted(set(lora.targets or linear)))
-    least = min(targets, key=lambda name: linear[name])
-    if lora.rank > linear[least]:
-        raise ConfigError(f"{least} has no more than rank {linear[least]}", "model.lora_rank", f"valid: up to {linear[least]}")
-    return targets
+    return tuple(sorted(set(lora.targets or linear)))
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:

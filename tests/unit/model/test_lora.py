@@ -140,7 +140,8 @@ def test_a_saved_policy_is_a_plain_one_with_the_adapters_beside(tiny: Path, tmp_
     assert saved == policy.checksum() == checksum(load_file(tmp_path / "policy" / "model.safetensors"))
     assert PolicyModel(tmp_path / "policy").checksum() == saved, "without adapters: as any other model"
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32)
-    found = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32), tmp_path / "policy" / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    found = PeftModel.from_pretrained(base, tmp_path / "policy" / "adapter")
     ids = torch.tensor([make_samples(1)[0].ids])
     with torch.no_grad():
         torch.testing.assert_close(found(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=0, atol=0.02)
@@ -224,8 +225,6 @@ def test_every_linear_layer_but_the_head_unless_told(tiny: Path, tmp_path: Path)
 def test_refusals(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r"lora_targets: no linear layer is called 'lm_head'.*down_proj, gate_proj"):
         PolicyModel(tiny, adapters=Lora(2, targets=("q_proj", "lm_head")))
-    with pytest.raises(ConfigError, match=r"lora_rank: k_proj has no more than rank 32.*up to 32"):
-        PolicyModel(tiny, adapters=Lora(33))
 
 
 def test_the_same_adapters_every_time(tiny: Path) -> None:
