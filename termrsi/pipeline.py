@@ -233,6 +233,9 @@ class Pipeline:
         what += [("seed", c.seed), ("dry", c.dry), ("model.path", c.model.path)]
         if kind in WITH_CRITIC:
             what.append(("model", {"critic_layers": c.model.critic_layers}))
+        if kind in TRAINS and c.model.lora_rank:
+            own = {"lora_rank": c.model.lora_rank, "lora_alpha": c.model.lora_alpha, "lora_targets": sorted(c.model.lora_targets)}
+            what.append(("model", own))
         if roles := {role: c.roles[role] for role in PLAYS[kind] if role in c.roles}:
             what.append(("roles", {role: [m.model, m.continues, m.extra] for role, m in roles.items()}))
         return what

@@ -114,9 +114,12 @@ class PolicyActor(_Member):
     """The policy with its optimizer."""
 
     def _make(self, options: dict[str, Any]) -> Any:  # Any: see _Member
+        from termrsi.model.lora import Lora
         from termrsi.model.policy import PolicyModel
 
-        return PolicyModel(self._path, routing_replay=self._config.routing_replay, **options)
+        c = self._config
+        adapters = Lora(c.lora_rank, c.lora_alpha, tuple(c.lora_targets)) if c.lora_rank else None
+        return PolicyModel(self._path, routing_replay=c.routing_replay, adapters=adapters, **options)
 
     def logp(self, samples: Sequence[Sample]) -> list[list[float]]:
         return self._first(self._model.logp(samples))

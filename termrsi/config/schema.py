@@ -26,6 +26,9 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
     routing_replay: bool = False  # of mixture-of-experts models: the learner uses the experts that the sampler chose
+    lora_rank: int = 0  # of adapters that the policy trains, its own weights frozen in bf16; 0: none, it trains its weights
+    lora_alpha: float = 32.0  # what an adapter adds is scaled by alpha / rank
+    lora_targets: list[str] = field(default_factory=list)  # names of the linear layers that get one; empty: all but the head
     critic_layers: int = 0  # blocks of the policy's body that a new critic keeps; 0: all
     max_model_len: int = 2048
     max_num_seqs: int = 32
@@ -36,7 +39,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         one_of("model.compute", self.compute, "bf16", "fp32")
         at_least("model", 1, max_num_seqs=self.max_num_seqs, micro_tokens=self.micro_tokens, threads=self.threads)
-        at_least("model", 0, critic_layers=self.critic_layers)
+        at_least("model", 0, critic_layers=self.critic_layers, lora_rank=self.lora_rank)
+        above_zero("model", lora_alpha=self.lora_alpha)
+        if not self.lora_rank and (self.lora_alpha != 32.0 or self.lora_targets):
+            key = "lora_targets" if self.lora_targets else "lora_alpha"
+            raise ConfigError(f"{key} without adapters", f"model.{key}", "set model.lora_rank to 1 or more")
         if self.routing_replay and self.share_prefix:
             raise ConfigError("records of routing are laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
 

@@ -42,8 +42,8 @@ class Masters:
         # A tied weight has one name here: named_parameters yields each parameter once.
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         originals = {name: p.detach().float().clone() for name, p in self._parameters.items()} if half is not None else {}
-        if half is not None:
-            half.to(torch.bfloat16)
+        for parameter in half.parameters() if half is not None else ():  # no buffers: in bf16, frequencies of positions are others
+            parameter.data = parameter.data.to(torch.bfloat16)
         self._masters: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             if parameter.dtype == torch.float32:

@@ -135,7 +135,7 @@ def _sample_s(config: Config, shape: ModelShape, figures: Rates, assumed: Assume
     """Learning from one episode of a mean length, once."""
     length = mean_length(config, assumed)
     learners = config.cluster.learner_processes * min(1.0, config.cluster.gpus_learner)
-    return rates.learn_s(shape, figures, learners, [length], passes=training_passes(config))
+    return rates.learn_s(shape, figures, learners, [length], passes=training_passes(config, frozen=config.model.lora_rank > 0))
 
 
 def mean_length(config: Config, assumed: Assumed) -> int:

@@ -28,7 +28,7 @@ from termrsi.config.stages import (
 )
 
 FAMILIES = 23  # of the bundled suite
-BACKWARD = 2.0  # in forward passes
+BACKWARD = 2.0  # in forward passes; half of it is gradients of weights, which frozen ones have none of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +101,16 @@ def tasks(config: Config, split: str, assumed: Assumed) -> int:
     return min(number, told) if number else told
 
 
-def training_passes(config: Config) -> float:
-    """A forward and a backward pass, and with checkpointing one more forward."""
-    return 1.0 + BACKWARD + (1.0 if config.model.gradient_checkpointing else 0.0)
+def training_passes(config: Config, *, frozen: bool = False) -> float:
+    """A forward and a backward pass, and with checkpointing one more forward. `frozen`: adapters alone are trained."""
+    return 1.0 + (BACKWARD / 2 if frozen else BACKWARD) + (1.0 if config.model.gradient_checkpointing else 0.0)
 
 
 def _policy_passes(config: Config, loss: Loss, optim: PolicyOptimConfig) -> tuple[float, float]:
     """Of the policy, and of the reference."""
     old = optim.minibatches > 1 and loss not in TO_SAMPLER and optim.sat == 0.0
-    return training_passes(config) + (1.0 if old else 0.0), 1.0 if optim.kl > 0.0 else 0.0
+    own = training_passes(config, frozen=config.model.lora_rank > 0)
+    return own + (1.0 if old else 0.0), 1.0 if optim.kl > 0.0 else 0.0
 
 
 def _validation(retention: RetentionConfig, steps: int, config: Config, assumed: Assumed) -> float:

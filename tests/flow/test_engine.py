@@ -8,6 +8,7 @@ import torch
 
 from termrsi import weights
 from termrsi.errors import RequestRefused, WeightsError
+from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample, SamplingParams
 
@@ -105,6 +106,38 @@ async def test_a_saved_policy_loads_in_transformers_and_the_engine(engine, embed
     assert weights.checksum(weights.pack(state)) == weights.checksum(weights.pack(policy.state()))
     await engine.load_directory(str(tmp_path / "policy"), 10)
     weights.compare(_canonical(state), (await engine.weight_digests())[0])
+
+
+async def test_adapters_reach_the_engine_merged(engine, embedded: Path) -> None:
+    """After one update of adapters and a publish: other tensors than the base's, the learner's own, and what it says of tokens."""
+    policy, ids = PolicyModel(embedded, adapters=Lora(8)), _ids(embedded)
+    base = weights.pack(policy.state())  # merged ones are copies, the others stay as they are
+    policy.fit([Sample((*ids, 5, 6, 2), (0,) * len(ids) + (1, 1, 1), (0,) * (len(ids) + 3))], lr=2e-3)
+    packed = weights.pack(policy.state())
+    assert weights.checksum(packed) == policy.checksum() != weights.checksum(base)
+    await engine.load(packed, 11)
+    (found,) = await engine.weight_digests()
+    weights.compare(_canonical(policy.state()), found)
+    with pytest.raises(WeightsError, match=r"_proj\.weight differs"):
+        weights.compare(_canonical(weights.unpack(base)), found)
+
+    said = await engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=24))
+    await engine.load(base, 12)
+    before = await engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=24))
+    assert said.ids != before.ids
+    whole, number = (*ids, *said.ids), len(said.ids)
+    sample = Sample(whole, (0,) * len(ids) + (1,) * number, (0,) * len(whole))
+
+    def gap() -> float:
+        return sum(abs(a - b) for a, b in zip(policy.logp([sample])[0][len(ids) :], said.logprobs, strict=True)) / number
+
+    assert gap() < 0.08
+    with torch.no_grad():
+        logits = policy._module(input_ids=torch.tensor([whole[:-1]])).logits[0, len(ids) - 1 :].float()
+    chosen = logits.gather(1, torch.tensor(said.ids).unsqueeze(1)).squeeze(1)
+    assert (logits.max(1).values - chosen).max() < 0.25, "greedy in the engine is greedy in the learner, up to bf16"
+    policy.load(embedded)
+    assert gap() > 0.5, "and not in the base"
 
 
 def _canonical(state: dict[str, torch.Tensor]) -> dict[str, str]:

@@ -451,15 +451,16 @@ def _small(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(sample, ids=tuple(i % 256 for i in sample.ids)) for sample in samples]
 
 
-async def real_life(root: Path, tiny: Path, stop_at: int) -> None:
+async def real_life(root: Path, tiny: Path, stop_at: int, rank: int) -> None:
     """RPR with minibatches: old log-probabilities, two optimizers with moments, a critic, rollouts."""
     from termrsi.model.critic import CriticModel
+    from termrsi.model.lora import Lora
     from termrsi.model.policy import PolicyModel
 
     bench = Bench(root)
     made: Any = bench.made
     made.generator = Follows()
-    made.policy = OfPort(PolicyModel(tiny, compute="fp32", micro_tokens=8192), stop_at)
+    made.policy = OfPort(PolicyModel(tiny, compute="fp32", micro_tokens=8192, adapters=Lora(rank) if rank else None), stop_at)
     made.critic = OfPort(CriticModel(tiny, compute="fp32", micro_tokens=8192, layers=1), 0)
     bench.runner = type(bench.runner)(made)
     await bench.sync()
@@ -470,7 +471,9 @@ async def real_life(root: Path, tiny: Path, stop_at: int) -> None:
     await rpr.run(ctx, rpr_config(steps=4, critic_only_updates=1, optim=optim, critic_lr=1e-3))
 
 
-def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 4])
+def test_real_models_go_on_bit_for_bit(tmp_path: Path, rank: int) -> None:
+    """The weights themselves, or adapters of that rank."""
     from safetensors.torch import load_file
 
     from termrsi.model.checkpoint import tiny_model
@@ -479,11 +482,11 @@ def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
     roots = [tmp_path / "whole", tmp_path / "stopped"]
     for root in roots:
         root.mkdir()
-    asyncio.run(real_life(roots[0], tiny, 0))
+    asyncio.run(real_life(roots[0], tiny, 0, rank))
     for stop_at in (2, 3, 4):  # in step 1, in the second step of the next life, in the second of the last
         with pytest.raises(Stopped):
-            asyncio.run(real_life(roots[1], tiny, stop_at))
-    asyncio.run(real_life(roots[1], tiny, 0))
+            asyncio.run(real_life(roots[1], tiny, stop_at, rank))
+    asyncio.run(real_life(roots[1], tiny, 0, rank))
     whole, stopped = (curve(root) for root in roots)
     assert list(whole) == [1, 2, 3, 4]
     assert len({figures["loss"] for figures in whole.values()}) == 4

@@ -195,6 +195,17 @@ def test_a_dry_run_brings_its_tasks() -> None:
     )
 
 
+def test_adapters_and_what_has_no_effect_without_them() -> None:
+    model = load((*BASE, "model.lora_rank=16", "model.lora_alpha=16", "model.lora_targets=[q_proj,v_proj]")).model
+    assert (model.lora_rank, model.lora_alpha, model.lora_targets) == (16, 16.0, ["q_proj", "v_proj"])
+    for key, value in (("lora_alpha", "16"), ("lora_targets", "[q_proj]")):
+        error = refusal(*BASE, f"model.{key}={value}")
+        assert (error.what, error.where) == (f"{key} without adapters", f"model.{key}")
+        assert "model.lora_rank" in error.valid
+    assert "lora_rank=-1" in str(refusal(*BASE, "model.lora_rank=-1"))
+    assert "lora_alpha=0" in str(refusal(*BASE, "model.lora_rank=4", "model.lora_alpha=0"))
+
+
 def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
     assert load((*BASE, "model.routing_replay=true", "model.share_prefix=false")).model.routing_replay
     error = refusal(*BASE, "model.routing_replay=true", "model.share_prefix=true")
