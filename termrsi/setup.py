@@ -243,7 +243,7 @@ class RealParts:
     checks: dict[str, TaskChecks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from termrsi.actors import generator
+        from termrsi.actors import buckets
         from termrsi.actors.cluster import Cluster
         from termrsi.actors.metrics import RayMeter
         from termrsi.interop.chat_endpoint import key_of, open_writers
@@ -257,7 +257,7 @@ class RealParts:
         self.scan = leakage.scan
         state = layers.state_dir(None)
         docker = config.sandbox.backend == "docker"
-        for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *generator.reap()]:
+        for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *buckets.reap()]:
             self.say(f"removed what a crashed run left: {name}")
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)

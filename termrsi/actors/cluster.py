@@ -8,16 +8,18 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
+from termrsi.actors.channels import Channel, ObjectStoreChannel
 from termrsi.actors.engines import Engines
-from termrsi.actors.generator import EngineOptions, GeneratorActor
+from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
+from termrsi.actors.nccl_channel import NcclChannel
 from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
@@ -31,6 +33,7 @@ from termrsi.report import logs
 START_S = 600.0
 STOP_S = 30.0
 _LOG = logging.getLogger(__name__)
+Host = TypeVar("Host", RayPolicy, RayCritic)
 
 
 class Cluster:
@@ -100,6 +103,8 @@ class Cluster:
             kv_cache_gib=config.model.kv_cache_gib,
             threads=config.model.threads,
             routing_replay=config.model.routing_replay,
+            weight_channel=config.cluster.weight_channel,
+            bucket_bytes=config.cluster.weight_bucket_mb * 2**20,
             extra=dict(config.model.engine),
             run=config.run_name,
         )
@@ -111,7 +116,7 @@ class Cluster:
             for k in range(config.cluster.generators)
         ]
         learners = self._learners(PolicyActor, "policy")
-        self._policy = RayPolicy(*learners, limit_s=config.cluster.learner_limit_s)
+        self._policy = policy = self._client(RayPolicy, learners)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         if config.roles:
@@ -124,7 +129,8 @@ class Cluster:
         ]
         actors = [self._sandboxes, *self._generators, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers], learners)
-        self._engines = Engines(self._generators, self._router, restarts)
+        self._engines = Engines(self._generators, self._router, restarts, lambda engines: self._channel(policy, engines))
+        await self._engines.open()
         self._engines.watch()
 
     def connect(self) -> None:
@@ -162,6 +168,17 @@ class Cluster:
             for rank in range(cluster.learner_processes)
         ]
         return make_actors(kind, options, self._model, self._config.model, cluster.learner_limit_s)
+
+    def _client(self, kind: type[Host], learners: list[Any]) -> Host:
+        cluster = self._config.cluster
+        return kind(*learners, limit_s=cluster.learner_limit_s, bucket_bytes=cluster.weight_bucket_mb * 2**20)
+
+    def _channel(self, policy: RayPolicy, engines: Sequence[RayGenerator]) -> Channel:
+        cluster = self._config.cluster
+        if cluster.weight_channel == "object_store":
+            return ObjectStoreChannel(engines)
+        policy.announces = True
+        return NcclChannel(policy, engines, cluster.weight_bucket_mb * 2**20, cluster.learner_limit_s)
 
     async def _ready(self, actors: list[Any], learners: list[Any]) -> None:
         """`learners`: the processes of one host."""
@@ -214,7 +231,7 @@ class Cluster:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
         learners = self._learners(CriticActor, "critic")
-        self._critic = RayCritic(*learners, limit_s=self._config.cluster.learner_limit_s)
+        self._critic = self._client(RayCritic, learners)
         await self._ready([], learners)
         return self._critic
 
@@ -227,7 +244,7 @@ class Cluster:
         """A policy host that no stage updates."""
         await self.close_reference()
         learners = self._learners(PolicyActor, "reference")
-        self._reference = RayPolicy(*learners, limit_s=self._config.cluster.learner_limit_s)
+        self._reference = self._client(RayPolicy, learners)
         await self._ready([], learners)
         return self._reference
 
