@@ -72,6 +72,19 @@ class Sender(Protocol):
     async def send(self, version: int) -> None: ...
 
 
+def join_info(host: str, port: int, rank_offset: int, world_size: int, bucket_bytes: int) -> dict[str, object]:
+    """As vLLM's NCCLWeightTransferInitInfo wants it. `rank_offset`: the place of the engine's first worker."""
+    return {
+        "master_address": host,
+        "master_port": port,
+        "rank_offset": rank_offset,
+        "world_size": world_size,
+        "packed": True,
+        "packed_buffer_size_bytes": bucket_bytes,
+        "packed_num_buffers": NUM_BUFFERS,
+    }
+
+
 class NcclChannel:
     """`channels.Channel`. One transfer at a time."""
 
@@ -109,15 +122,7 @@ class NcclChannel:
         world_size = 1 + sum(counts)
         joins = []
         for i, engine in enumerate(self._engines):
-            info = {
-                "master_address": host,
-                "master_port": port,
-                "rank_offset": 1 + sum(counts[:i]),
-                "world_size": world_size,
-                "packed": True,
-                "packed_buffer_size_bytes": self._bucket_bytes,
-                "packed_num_buffers": NUM_BUFFERS,
-            }
+            info = join_info(host, port, 1 + sum(counts[:i]), world_size, self._bucket_bytes)
             joins.append(engine.transfer("join_transfer", info))
         await self._all("the learner and its engines did not meet", [*joins, self._learner.join_transfer(host, port, world_size)])
         self._together = True
