@@ -1,9 +1,9 @@
 """Weights from the learner to whoever computes with them, against copying the same bytes once, in one run.
 
-`python -m tests.bench.bench_weights`: a state as large as the embedded model's, hashed and put by one actor, pulled and proved to the
-last byte by another; then through buckets in shared memory into a process that maps and hashes them, as an engine's does. `--engine`:
-the embedded model in vLLM, which lays every layer out anew for the CPU. `--shares`: how many bf16 weights of the embedded model an
-update changes at all. Ways and copies take turns; figures are medians of rounds.
+`python -m tests.bench.bench_weights`: a state as large as the embedded model's, hashed and put by one actor, pulled and proved to
+the last byte by another; then through buckets in shared memory into a process that maps and hashes them, as an engine's does.
+`--engine`: the embedded model in vLLM, which lays every layer out anew for the CPU. `--shares`: how many bf16 weights of the
+embedded model an update leaves as they were. Ways and copies take turns; figures are medians of rounds.
 """
 
 import argparse
@@ -24,25 +24,22 @@ from termrsi.actors.engine_weights import Fetcher, Loader
 from termrsi.actors.model_host import BUCKET_BYTES, RayPolicy
 from termrsi.records import Sample, SamplingParams, WeightsVersion
 
-LAYERS, PER_LAYER, WIDTH = 30, 5, 576
 SHARES = (1.0, 0.1, 0.0)
 
 
-def state(megabytes: float) -> dict[str, torch.Tensor]:
-    """bf16 matrices in layers."""
-    rows = max(1, round(megabytes * 1e6 / (LAYERS * PER_LAYER * WIDTH * 2)))
-    return {f"model.layers.{n}.{i}.weight": torch.randn(rows, WIDTH).bfloat16() for n in range(LAYERS) for i in range(PER_LAYER)}
+def actors() -> tuple[Any, ...]:
+    """Learner, mapper and puller as classes for Ray, and the learner's first state. Made in a function: they travel by value."""
 
-
-def actors() -> tuple[Any, Any, Any]:
-    """Learner, puller and mapper as classes for Ray. Made in a function, so that they travel to their processes by value."""
+    def state(megabytes: float) -> dict[str, torch.Tensor]:
+        """bf16 matrices, five in each of 30 layers."""
+        rows = max(1, round(megabytes * 1e6 / (30 * 5 * 576 * 2)))
+        return {f"model.layers.{n}.{i}.weight": torch.randn(rows, 576).bfloat16() for n in range(30) for i in range(5)}
 
     class Learner:
         """As PolicyActor, without a model: between two versions a share of the tensors changes."""
 
         def __init__(self, megabytes: float) -> None:
             from termrsi.actors.model_host import _Member
-            from tests.bench.bench_weights import state
 
             self._state = state(megabytes)
             self._member = _Member.__new__(_Member)
@@ -88,7 +85,7 @@ def actors() -> tuple[Any, Any, Any]:
         def close(self) -> None:
             self._loader.close()
 
-    return Learner, Mapper, Puller
+    return Learner, Mapper, Puller, state
 
 
 @contextlib.contextmanager
@@ -103,11 +100,10 @@ async def measure(megabytes: float = 269.0, rounds: int = 7, share: float = 1.0)
 
     Before the rounds that count, two put the pages of all processes in place; what the very first took is told apart.
     """
-    kinds = actors()
-    learner, mapper = (
-        ray.remote(num_cpus=0.1)(kind).remote(*given) for kind, given in zip(kinds[:2], ((megabytes,), ()), strict=True)
-    )
-    puller: Any = ray.remote(num_cpus=0.1)(kinds[2]).remote(mapper)  # Any: Ray's actor handles are untyped
+    make_learner, make_mapper, make_puller, state = actors()
+    learner: Any = ray.remote(num_cpus=0.1)(make_learner).remote(megabytes)  # Any: Ray's actor handles are untyped
+    mapper: Any = ray.remote(num_cpus=0.1)(make_mapper).remote()
+    puller: Any = ray.remote(num_cpus=0.1)(make_puller).remote(mapper)
     policy = RayPolicy(learner)
     source = state(megabytes)
     target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
@@ -140,10 +136,8 @@ async def measure(megabytes: float = 269.0, rounds: int = 7, share: float = 1.0)
 
 def table(found: dict[float, dict[str, float]]) -> str:
     """A row for each share of changed tensors."""
-    lines = [
-        "| changed | copy, ms | publish | pull, proved | ÷ copy | buckets into a process, proved | publish and that ÷ copy | first |"
-    ]
-    lines.append("| --- " * 8 + "|")
+    head = ("changed", "copy, ms", "publish", "pull, proved", "÷ copy", "into a process, proved", "with publish ÷ copy", "first")
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for share, one in found.items():
         ms = {name: f"{1000 * one[name]:.0f}" for name in ("copy", "publish", "pull", "into", "first")}
         ratios = f"{one['ratio']:.1f}", f"{one['ratio_into']:.1f}"
