@@ -276,7 +276,9 @@ class Engine:
         except EngineDeadError as error:
             self.dead = True
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
-        except RuntimeError as error:
+        except Exception as error:
+            if type(error) is not Exception:  # vLLM hands on what failed in the engine's process as that
+                raise
             raise WeightsError(f"the engine could not load weights: {error}", "generator") from error
 
     async def weight_digests(self) -> list[dict[str, str]]:
