@@ -73,7 +73,7 @@ class WeightProbe:
                 return f"tensor {slot.name}: other bytes came than were published"
         tensors = dict(_mapped(mapped, found))
         load.expected |= {name: weights.sample_digest(one, load.version, load.columns) for name, one in tensors.items()}
-        with torch.inference_mode(), set_current_vllm_config(self.vllm_config):
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             self.model_runner.get_model().load_weights(iter(tensors.items()))
         return ""
 
@@ -85,10 +85,10 @@ class WeightProbe:
         load = self._termrsi_load
         assert load is not None, "`begin_load` comes first"
         model = self.model_runner.get_model()
-        with torch.inference_mode(), set_current_vllm_config(self.vllm_config):
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             for target in load.targets:
                 finalize_layerwise_reload(target, self.vllm_config.model_config)
-            _repack_tied(model)
+            _repack_tied(model, {weights.group_of(name) for name in load.expected})
         self.model_runner.reset_lora_state()
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
@@ -97,7 +97,7 @@ class WeightProbe:
 
     def repack_tied(self) -> None:
         """After a load by vLLM alone (see `_repack_tied`)."""
-        with torch.inference_mode():
+        with torch.no_grad():
             _repack_tied(self.model_runner.get_model())
 
     def prove(self, expected: dict[str, str], version: int, columns: int) -> tuple[str, list[str]]:
@@ -166,13 +166,14 @@ def _split(full: str, module: Any, tensor: torch.Tensor) -> Iterator[tuple[str, 
         yield f"{parent}.{part}.{kind}", weights.canonical(own)
 
 
-def _repack_tied(model: torch.nn.Module) -> None:
-    """A head that is tied to the embedding computes, on CPU, with a packed copy of its own, which no load of vLLM's renews."""
-    seen: set[int] = set()
-    for module in model.modules():
+def _repack_tied(model: torch.nn.Module, groups: Collection[str] | None = None) -> None:
+    """Of modules tied to one of `groups` (None: any). A head that is tied to the embedding computes, on CPU, with a packed copy of its
+    own, which no load of vLLM's renews."""
+    first: dict[int, str] = {}
+    for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or not weight.numel():
             continue
-        if id(weight) in seen and hasattr(module, "cpu_linear"):
+        owner = first.setdefault(id(weight), name)
+        if owner != name and hasattr(module, "cpu_linear") and (groups is None or weights.group_of(f"{owner}.weight") in groups):
             module.quant_method.process_weights_after_loading(module)  # type: ignore[operator]  # a layer of vLLM's has one
-        seen.add(id(weight))
