@@ -167,8 +167,8 @@ def _split(full: str, module: Any, tensor: torch.Tensor) -> Iterator[tuple[str, 
 
 
 def _repack_tied(model: torch.nn.Module, groups: Collection[str] | None = None) -> None:
-    """Of modules tied to one of `groups` (None: any). A head that is tied to the embedding computes, on CPU, with a packed copy of its
-    own, which no load of vLLM's renews."""
+    """Of modules tied to one of `groups` (None: any). A head that is tied to the embedding computes, on CPU, with a packed copy of
+    its own, which no load of vLLM's renews."""
     first: dict[int, str] = {}
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
