@@ -82,6 +82,9 @@ async def test_weights(own_ray: None) -> None:
 def test_shares_of_weights_that_an_update_leaves(tmp_path: Path) -> None:
     few, many = (bench_weights.shares(tiny_model(tmp_path / "tiny"), lr, 1, width=2, tokens=4)[0] for lr in (1e-2, 1e-9))
     assert few < 0.5 < 0.99 < many
+    found = bench_weights.sparse(0.1, megabytes=1.0, rounds=1)
+    assert found["bytes"] == pytest.approx(0.3, abs=0.01)
+    assert found["ratio"] > 0
 
 
 @pytest.mark.docker
