@@ -214,7 +214,7 @@ def _group(module: Any, ids: list[int], group: int, width: int, tokens: int) -> 
 
 
 def sparse(changed: float, megabytes: float = 269.0, rounds: int = 5) -> dict[str, float]:
-    """Values that changed in place of all: seconds to find them, to put them into a copy of the old ones, and to copy everything; the
+    """Values that changed in place of all: seconds to find them, to put them into a copy of the old, and to copy everything; the
     bytes of a 4-byte place and a 2-byte value each, as a share of all."""
     old = np.random.default_rng(0).integers(0, 2**16, int(megabytes * 1e6) // 2, dtype=np.uint16)
     new, held, target = old.copy(), old.copy(), np.zeros_like(old)
