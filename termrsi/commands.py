@@ -173,11 +173,11 @@ def _there(run_dir: Path) -> Path:
 
 def clean() -> int:
     """Removes what dead runs left on this machine, of every backend; one line each. Living runs are not touched."""
-    from termrsi.actors import generator
+    from termrsi.actors import buckets
     from termrsi.places import cache_dir
     from termrsi.sandbox import reap
 
-    removed = [*reap.everything(cache_dir=cache_dir()), *generator.reap()]
+    removed = [*reap.everything(cache_dir=cache_dir()), *buckets.reap()]
     for name in removed:
         _OUT.print(f"removed {name}", markup=False)
     _OUT.print(f"{len(removed)} removed" if removed else "nothing was left", markup=False)

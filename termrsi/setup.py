@@ -346,13 +346,13 @@ def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: s
     """Removes what dead processes of `owner` (None: of any) left on this host, but the snapshots `kept`. Fakes leave nothing."""
     if config.dry:
         return
-    from termrsi.actors import generator
+    from termrsi.actors import buckets
     from termrsi.sandbox import layers
     from termrsi.sandbox import reap as sandboxes
 
     docker = config.sandbox.backend == "docker"
     found = sandboxes.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir(), keep=kept)
-    for name in [*found, *generator.reap()]:
+    for name in [*found, *buckets.reap()]:
         say(f"removed what {whose} left: {name}")
 
 

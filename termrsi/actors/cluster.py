@@ -7,17 +7,19 @@ model hosts, Ray. Each step is bounded, and one that fails does not stop the nex
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
 from termrsi.actors.calls import first_line
+from termrsi.actors.channels import Channel, ObjectStoreChannel
 from termrsi.actors.engines import Engines
-from termrsi.actors.generator import EngineOptions, GeneratorActor
+from termrsi.actors.generator import EngineOptions, GeneratorActor, RayGenerator
 from termrsi.actors.model_host import CriticActor, PolicyActor, RayCritic, RayPolicy, make_actors, meet
+from termrsi.actors.nccl_channel import NcclChannel
 from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.remote_pool import RemotePool
@@ -33,6 +35,7 @@ from termrsi.report import logs
 START_S = 600.0
 STOP_S = 30.0
 _LOG = logging.getLogger(__name__)
+Host = TypeVar("Host", RayPolicy, RayCritic)
 
 
 class Cluster:
@@ -91,6 +94,8 @@ class Cluster:
             kv_cache_gib=config.model.kv_cache_gib,
             threads=config.model.threads,
             routing_replay=config.model.routing_replay,
+            weight_channel=config.cluster.weight_channel,
+            bucket_bytes=config.cluster.weight_bucket_mb * 2**20,
             extra=dict(config.model.engine),
             run=config.run_name,
         )
@@ -102,7 +107,7 @@ class Cluster:
             for k in range(config.cluster.generators)
         ]
         learners = self._learners(PolicyActor, "policy")
-        self._policy = RayPolicy(*learners, limit_s=config.cluster.learner_limit_s)
+        self._policy = policy = self._client(RayPolicy, learners)
         self._queue = RecoveryActor.options(num_cpus=0.1).remote(16)
         self._buffer = BufferActor.options(num_cpus=0.1, **heavy).remote()
         if config.roles:
@@ -115,7 +120,8 @@ class Cluster:
         ]
         actors = [*self._sandboxes, *self._generators, self._queue, self._buffer, *self._workers]
         await self._ready(actors if self._writers is None else [*actors, self._writers], learners)
-        self._engines = Engines(self._generators, self._router, restarts)
+        self._engines = Engines(self._generators, self._router, restarts, lambda engines: self._channel(policy, engines))
+        await self._engines.open()
         self._engines.watch()
         self._watchdog = Watchdog(self._pool, self._sandboxes, self._workers)
         self._watchdog.start()
@@ -184,6 +190,17 @@ class Cluster:
         ]
         return make_actors(kind, options, self._model, self._config.model, cluster.learner_limit_s)
 
+    def _client(self, kind: type[Host], learners: list[Any], name: str = "") -> Host:
+        cluster = self._config.cluster
+        return kind(*learners, limit_s=cluster.learner_limit_s, name=name, bucket_bytes=cluster.weight_bucket_mb * 2**20)
+
+    def _channel(self, policy: RayPolicy, engines: Sequence[RayGenerator]) -> Channel:
+        cluster = self._config.cluster
+        if cluster.weight_channel == "object_store":
+            return ObjectStoreChannel(engines)
+        policy.announces = True
+        return NcclChannel(policy, engines, cluster.weight_bucket_mb * 2**20, cluster.learner_limit_s)
+
     async def _ready(self, actors: list[Any], learners: list[Any]) -> None:
         """`learners`: the processes of one host."""
         try:
@@ -237,7 +254,7 @@ class Cluster:
         """A critic host of its own for one stage; its weights leave it through the object store."""
         await self.close_critic()
         learners = self._learners(CriticActor, "critic")
-        self._critic = RayCritic(*learners, limit_s=self._config.cluster.learner_limit_s)
+        self._critic = self._client(RayCritic, learners)
         await self._ready([], learners)
         return self._critic
 
@@ -250,7 +267,7 @@ class Cluster:
         """A policy host that no stage updates."""
         await self.close_reference()
         learners = self._learners(PolicyActor, "reference")
-        self._reference = RayPolicy(*learners, limit_s=self._config.cluster.learner_limit_s, name="reference")
+        self._reference = self._client(RayPolicy, learners, name="reference")
         await self._ready([], learners)
         return self._reference
 

@@ -8,13 +8,14 @@ engine's process and for nothing else; `close` ends it.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.calls import bounded, first_line
+from termrsi.actors.channels import Channel, ObjectStoreChannel
 from termrsi.actors.generator import RayGenerator
 from termrsi.errors import EngineError, WeightsError
 from termrsi.queues.prefix_router import PrefixRouter
@@ -27,15 +28,26 @@ _LOG = logging.getLogger(__name__)
 class Engines:
     """`ports.Generator` over all GeneratorActors of a run. `router`: shared with whoever sends episodes to them."""
 
-    def __init__(self, actors: Sequence[Any], router: PrefixRouter, restarts: int) -> None:  # Any: Ray's actor handles are untyped
+    def __init__(
+        self,
+        actors: Sequence[Any],  # Any: Ray's actor handles are untyped
+        router: PrefixRouter,
+        restarts: int,
+        channel: Callable[[Sequence[RayGenerator]], Channel] = ObjectStoreChannel,
+    ) -> None:
         self._actors = list(actors)
         self._engines = [RayGenerator(actor) for actor in actors]
+        self._channel = channel(self._engines)
         self._router = router
         self._restarts = restarts
         self._newest: WeightsVersion | None = None  # held here: an engine that comes back needs it
         self._watchers: list[asyncio.Task[None]] = []
         self._told: list[Counter[str]] = [Counter() for _ in actors]  # what each said last of its own life
         self._before: Counter[str] = Counter()  # of lives that are over, as far as they were told
+
+    async def open(self) -> None:
+        """Raises ConfigError if weights cannot come to the engines as they should."""
+        await self._channel.open()
 
     def watch(self) -> None:
         self._watchers = [asyncio.ensure_future(self._watch(i)) for i in range(len(self._actors))]
@@ -51,7 +63,7 @@ class Engines:
     async def pull(self, weights: WeightsVersion) -> None:
         """All engines, at once. Raises EngineError if one has died for good, WeightsError if one's weights differ."""
         self._newest = weights
-        await asyncio.gather(*(engine.pull(weights) for engine in self._engines))
+        await self._channel.deliver(weights)
 
     async def stats(self) -> dict[str, float]:
         """Sums over the engines, of all their lives; `busy_s` is their mean, `version` the lowest."""
@@ -94,7 +106,7 @@ class Engines:
     async def _catch_up(self, i: int) -> None:
         """The newest weights to an engine that came back. One that cannot have them is ended: nobody then waits for it in vain."""
         try:
-            await (self._engines[i].go_on() if self._newest is None else self._engines[i].pull(self._newest))
+            await (self._engines[i].go_on() if self._newest is None else self._channel.restore(i, self._newest))
         except (EngineError, WeightsError) as error:
             _LOG.error("generator %d came back without its weights: %s", i, first_line(error))
             ray.kill(self._actors[i])

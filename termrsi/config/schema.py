@@ -149,6 +149,8 @@ class ClusterConfig:
     learner_limit_s: float = 600.0  # how long one learner process waits for the others, before they are taken as lost
     gpus_generator: float = 0.0  # of each engine; more than 1: model.engine says how it uses them
     gpus_learner: float = 0.0  # of each process
+    weight_channel: str = "object_store"  # from learner to engines; "nccl": from GPU to GPU, never run
+    weight_bucket_mb: int = 256  # of weights, that are put, written, sent and loaded at once; a larger layer goes alone
     colocated: bool = False
     sandbox_nodes: int = 1  # for sandboxes, each with sandbox.concurrency of them
     sandbox_restarts: int = 2  # of the actor of each, after its death or its node's
@@ -163,8 +165,9 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
         at_least("cluster", 1, generators=self.generators, learner_processes=self.learner_processes)
-        at_least("cluster", 1, learner_limit_s=self.learner_limit_s)
+        at_least("cluster", 1, learner_limit_s=self.learner_limit_s, weight_bucket_mb=self.weight_bucket_mb)
         at_least("cluster", 1, sandbox_nodes=self.sandbox_nodes)
+        one_of("cluster.weight_channel", self.weight_channel, "object_store", "nccl")
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
         at_least("cluster", 0, sandbox_restarts=self.sandbox_restarts, worker_restarts=self.worker_restarts)
         if self.sandbox_nodes > 1 and not self.sandbox_resource:
@@ -186,6 +189,10 @@ class ClusterConfig:
                 "cluster.colocated",
                 "valid: fractions above 0 that add up to 1 at most",
             )
+        if self.weight_channel == "nccl" and not (self.gpus_generator >= 1 and self.gpus_learner >= 1 and not self.colocated):
+            what = f"NCCL takes a GPU for each: gpus_generator={self.gpus_generator:g} gpus_learner={self.gpus_learner:g}"
+            what += " colocated" if self.colocated else ""
+            raise ConfigError(what, "cluster.weight_channel", "object_store, or whole GPUs for engines and learner, apart")
         if self.colocated and not self.nodes:
             raise ConfigError("it is not said on which nodes", "cluster.colocated", "give cluster.nodes and their shape")
         if not self.nodes and (self.gpus_per_node or self.gpu_memory_gib or self.cpus or self.memory_gib):

@@ -4,7 +4,7 @@ It owns its parameters and its optimizer and knows nothing of actors. `termrsi.p
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from termrsi.model.learning import enable_checkpointing, learn, load_module, pla
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.lora import Base, Lora
 from termrsi.model.masters import Compute, Masters
-from termrsi.model.ranks import ALONE, Ranks, rest
+from termrsi.model.ranks import ALONE, Ranks, rest, whole
 from termrsi.model.routing import RoutingReplay, lay_out
 from termrsi.records import Sample, UpdateMetrics
 
@@ -147,6 +147,14 @@ class PolicyModel:
             return self._ranks.keep(lora.merged(untied_state(self._module), self._masters.weights(), self._lora))
         half = ((name, tensor.to(torch.bfloat16)) for name, tensor in untied_state(self._module).items())
         return dict(half) if self._ranks.size == 1 else self._ranks.keep(half)
+
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """`state` one tensor after the other, on this process's device. Over several processes all must come to its end together;
+        the first is given the tensors, the others nothing."""
+        for name, tensor in untied_state(self._module).items():
+            full = whole(tensor.detach().to(torch.bfloat16))
+            if self._ranks.first:
+                yield name, full
 
     def checksum(self) -> str:
         """Of `state`; over several processes meaningless but on the first."""

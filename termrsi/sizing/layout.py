@@ -241,7 +241,7 @@ def _doubled(first: int) -> Iterator[int]:
 def host_need(config: Config, shape: ModelShape) -> Need:
     """Of a node's own memory: roles without a GPU, and weights on their way from the learner to the engines.
 
-    On their way: the model in float32 while it is loaded, two versions in the object store, one beside an engine, in bf16.
+    On their way: the model in float32 while it is loaded, two versions in the object store, at most one beside an engine, in bf16.
     """
     c, made = config.cluster, needs(config, shape)
     gpus = {role: c.gpus_generator if role == "generator" else c.gpus_learner for role in made}

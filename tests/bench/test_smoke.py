@@ -5,9 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
 
 from termrsi.model.checkpoint import tiny_model
-from tests.bench import bench_advantage, bench_sandbox, bench_tasks, bench_transcript, credit_chain, loop_simulation, prefix_sharing
+from tests.bench import (
+    bench_advantage,
+    bench_sandbox,
+    bench_tasks,
+    bench_transcript,
+    bench_weights,
+    credit_chain,
+    loop_simulation,
+    prefix_sharing,
+)
 
 
 def test_prefix_sharing(tmp_path: Path) -> None:
@@ -57,6 +67,24 @@ def test_transcript() -> None:
 async def test_sandboxes() -> None:
     found = await bench_sandbox.measure(commands=3, starts=1, forks=2, rounds=1)
     assert all(min(figures[name] for name in ("command_p50", "start_p50", "fork_p50")) > 0 for figures in found.values())
+
+
+@pytest.mark.ray
+async def test_weights(own_ray: None) -> None:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    found = {share: await bench_weights.measure(1.0, rounds=1, share=share) for share in (1.0, 0.1, 0.0)}
+    whole = found[1.0]["bytes"]
+    assert {share: one["moved"] / whole for share, one in found.items()} == {1.0: 1.0, 0.1: 0.1, 0.0: 0.0}
+    assert all(one["ratio"] > 0 and one["ratio_into"] > 0 for one in found.values())
+    assert len(bench_weights.table(found).splitlines()) == 2 + len(found)
+
+
+def test_shares_of_weights_that_an_update_leaves(tmp_path: Path) -> None:
+    few, many = (bench_weights.shares(tiny_model(tmp_path / "tiny"), lr, 1, width=2, tokens=4)[0] for lr in (1e-2, 1e-9))
+    assert few < 0.5 < 0.99 < many
+    found = bench_weights.sparse(0.1, megabytes=1.0, rounds=1)
+    assert found["bytes"] == pytest.approx(0.3, abs=0.01)
+    assert found["ratio"] > 0
 
 
 @pytest.mark.docker
