@@ -13,11 +13,11 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -27,6 +27,10 @@ from termrsi.actors.metrics import RayMeter
 from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
+
+if TYPE_CHECKING:
+    from termrsi.reward.verifiers import TaskVerifier
+    from termrsi.sandbox.host_pool import HostPool
 
 GONE = 1000  # requesters remembered
 _LOG = logging.getLogger(__name__)
@@ -55,43 +59,50 @@ class SandboxOptions:
     run: str = ""  # as metrics name it
 
 
+def host(options: SandboxOptions) -> "tuple[HostPool, TaskVerifier]":
+    """The pool and the verifier of one node."""
+    from termrsi.reward.verifiers import TaskVerifier
+    from termrsi.sandbox.host_pool import HostPool
+    from termrsi.sandbox.machines import Limits, capacity
+
+    pool = HostPool(
+        size=options.concurrency,
+        cache_dir=options.cache_dir,
+        state_dir=options.state_dir,
+        backend=options.backend,
+        owner=options.owner,
+        capacity=capacity(options.state_dir, options.host_share),
+        spares=options.spares,
+        limits=Limits(
+            memory_mb=options.memory_mb,
+            disk_mb=options.disk_mb,
+            pids=options.pids,
+            network=options.network,
+            build_network=options.build_network,
+        ),
+    )
+    verifier = TaskVerifier(
+        timeout_multiplier=options.verifier_time,
+        text_first=options.text_first,
+        kit=options.kit or None,
+        beside=pool.beside,
+        keep_bytes=options.keep_bytes,
+    )
+    return pool, verifier
+
+
 @ray.remote(max_restarts=0)
 class SandboxActor:
     """Hosts one HostPool and the verifier."""
 
-    def __init__(self, options: SandboxOptions) -> None:
-        from termrsi.reward.verifiers import TaskVerifier
-        from termrsi.sandbox.host_pool import HostPool
-        from termrsi.sandbox.machines import Limits, capacity
-
-        self._pool = HostPool(
-            size=options.concurrency,
-            cache_dir=options.cache_dir,
-            state_dir=options.state_dir,
-            backend=options.backend,
-            owner=options.owner,
-            capacity=capacity(options.state_dir, options.host_share),
-            spares=options.spares,
-            limits=Limits(
-                memory_mb=options.memory_mb,
-                disk_mb=options.disk_mb,
-                pids=options.pids,
-                network=options.network,
-                build_network=options.build_network,
-            ),
-        )
+    def __init__(self, options: SandboxOptions, make: "Callable[[SandboxOptions], tuple[HostPool, TaskVerifier]]" = host) -> None:
+        self._pool, self._verifier = make(options)
         self._backend = options.backend
         self._commands, self._verifications = Busy(), Busy()
         self._meter = RayMeter(options.run)
-        self._verifier = TaskVerifier(
-            timeout_multiplier=options.verifier_time,
-            text_first=options.text_first,
-            kit=options.kit or None,
-            beside=self._pool.beside,
-            keep_bytes=options.keep_bytes,
-        )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id
+        self._askers: dict[str, str] = {}  # the same, by the sandbox
         self._gone: dict[str, None] = {}  # requesters that went away before their request came, or in the moment of its grant
         self._leased: dict[str, Sandbox] = {}
         self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live
@@ -123,7 +134,7 @@ class SandboxActor:
             await self._pool.release(sandbox)
             raise SandboxError("its requester gave up", task.id)
         self._leased[sandbox.id] = sandbox
-        self._granted[request] = sandbox.id
+        self._granted[request], self._askers[sandbox.id] = sandbox.id, request
         self._meter("sandbox_leases")
         self._meter("sandbox_lease_wait_seconds", time.monotonic() - start_s)
         self._meter("sandboxes_leased", len(self._leased))
@@ -142,7 +153,7 @@ class SandboxActor:
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
-        self._granted = {request: granted for request, granted in self._granted.items() if granted != sandbox_id}
+        self._granted.pop(self._askers.pop(sandbox_id, ""), None)
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await self._pool.release(fork)
         if sandbox is not None:
@@ -218,12 +229,12 @@ class SandboxActor:
             raise
 
     def _of(self, sandbox_id: str) -> Sandbox:
-        found = self._leased.get(sandbox_id)
+        if (found := self._leased.get(sandbox_id)) is not None:
+            return found
         for forks in self._forks.values():
-            found = found or forks.get(sandbox_id)
-        if found is None:
-            raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
-        return found
+            if sandbox_id in forks:
+                return forks[sandbox_id]
+        raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
 
 
 class RemoteSandbox:
