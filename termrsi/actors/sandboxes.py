@@ -29,8 +29,7 @@ from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 
 if TYPE_CHECKING:
-    from termrsi.reward.verifiers import TaskVerifier
-    from termrsi.sandbox.host_pool import HostPool
+    from termrsi.sandbox.machines import Machines
 
 GONE = 1000  # requesters remembered
 _LOG = logging.getLogger(__name__)
@@ -59,47 +58,47 @@ class SandboxOptions:
     run: str = ""  # as metrics name it
 
 
-def host(options: SandboxOptions) -> "tuple[HostPool, TaskVerifier]":
-    """The pool and the verifier of one node."""
-    from termrsi.reward.verifiers import TaskVerifier
-    from termrsi.sandbox.host_pool import HostPool
-    from termrsi.sandbox.machines import Limits, capacity
-
-    pool = HostPool(
-        size=options.concurrency,
-        cache_dir=options.cache_dir,
-        state_dir=options.state_dir,
-        backend=options.backend,
-        owner=options.owner,
-        capacity=capacity(options.state_dir, options.host_share),
-        spares=options.spares,
-        limits=Limits(
-            memory_mb=options.memory_mb,
-            disk_mb=options.disk_mb,
-            pids=options.pids,
-            network=options.network,
-            build_network=options.build_network,
-        ),
-    )
-    verifier = TaskVerifier(
-        timeout_multiplier=options.verifier_time,
-        text_first=options.text_first,
-        kit=options.kit or None,
-        beside=pool.beside,
-        keep_bytes=options.keep_bytes,
-    )
-    return pool, verifier
-
-
 @ray.remote(max_restarts=0)
 class SandboxActor:
-    """Hosts one HostPool and the verifier."""
+    """Hosts one HostPool and the verifier. `parts`: makes others than the backend's machines and the tasks' verifier."""
 
-    def __init__(self, options: SandboxOptions, make: "Callable[[SandboxOptions], tuple[HostPool, TaskVerifier]]" = host) -> None:
-        self._pool, self._verifier = make(options)
+    def __init__(
+        self,
+        options: SandboxOptions,
+        parts: "Callable[[], tuple[Machines, Any]] | None" = None,  # Any: what has the methods of a TaskVerifier
+    ) -> None:
+        from termrsi.reward.verifiers import TaskVerifier
+        from termrsi.sandbox.host_pool import HostPool
+        from termrsi.sandbox.machines import Limits, capacity
+
+        machines, verifier = parts() if parts else (None, None)
+        self._pool = HostPool(
+            machines=machines,
+            size=options.concurrency,
+            cache_dir=options.cache_dir,
+            state_dir=options.state_dir,
+            backend=options.backend,
+            owner=options.owner,
+            capacity=capacity(options.state_dir, options.host_share),
+            spares=options.spares,
+            limits=Limits(
+                memory_mb=options.memory_mb,
+                disk_mb=options.disk_mb,
+                pids=options.pids,
+                network=options.network,
+                build_network=options.build_network,
+            ),
+        )
         self._backend = options.backend
         self._commands, self._verifications = Busy(), Busy()
         self._meter = RayMeter(options.run)
+        self._verifier = verifier or TaskVerifier(
+            timeout_multiplier=options.verifier_time,
+            text_first=options.text_first,
+            kit=options.kit or None,
+            beside=self._pool.beside,
+            keep_bytes=options.keep_bytes,
+        )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id
         self._askers: dict[str, str] = {}  # the same, by the sandbox

@@ -32,7 +32,7 @@ from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.metrics import RayMeter
 from termrsi.actors.queues import BufferActor, RayGroupStore
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions, host
+from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config, LimitsConfig, SamplingConfig
 from termrsi.config.stages import RewardConfig
@@ -43,7 +43,6 @@ from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import Completion, EnvironmentSpec, SamplingParams, Snapshot, TaskSpec, WeightsVersion
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
-from termrsi.sandbox.host_pool import HostPool
 from termrsi.sandbox.pool import Cost
 from termrsi.stages import credit
 from termrsi.stages.base import ROLLOUTS, Context, Rewarder, Splits
@@ -131,10 +130,6 @@ class ScriptedEngine:
     def close(self) -> None: ...
 
 
-class ScriptedVerifier(FakeVerifier):
-    def expect(self, checks: dict[str, tuple[str, ...]]) -> None: ...
-
-
 class ScriptedMachines:
     """`sandbox.machines.Machines` in memory."""
 
@@ -153,9 +148,8 @@ class ScriptedMachines:
         return Cost()
 
 
-def scripted_host(options: SandboxOptions) -> tuple[HostPool, ScriptedVerifier]:
-    pool = HostPool(size=options.concurrency, cache_dir=options.cache_dir, machines=ScriptedMachines())
-    return pool, ScriptedVerifier()
+def in_memory() -> tuple[ScriptedMachines, FakeVerifier]:
+    return ScriptedMachines(), FakeVerifier()
 
 
 # --- a case -------------------------------------------------------------------------------------------------------
@@ -240,8 +234,8 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
         "local", case.episodes, 64, 16, 32, network=False, cache_dir=str(folder / "cache"), state_dir=str(out / "state"),
         host_share=1e3,  # limits of sandboxes that are idle add up to more than the machine has
     )  # fmt: skip
-    make = host if case.sandboxes == "local" else scripted_host
-    sandboxes: Any = SandboxActor.options(**many, resources={"node0": 0.01}).remote(options, make)
+    parts = None if case.sandboxes == "local" else in_memory
+    sandboxes: Any = SandboxActor.options(**many, resources={"node0": 0.01}).remote(options, parts)
     at = [{"resources": {f"node{k}": 0.01}} for k in range(case.nodes)]
     engine = partial(ScriptedEngine, script=script)
     generators = [GeneratorActor.options(**many, **place).remote(model, EngineOptions(), engine) for place in at]

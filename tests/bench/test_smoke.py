@@ -23,7 +23,7 @@ def test_loop_simulation() -> None:
     cells = loop_simulation.header("max_staleness").splitlines()[0].count("|")
     rows = [*loop_simulation.by_staleness(small, (0, 1), steps=1), *loop_simulation.without(small, steps=1)]
     rows += [*loop_simulation.arms(small, steps=1), loop_simulation.worst(small)]
-    assert [row.count("|") for row in rows] == [cells] * (3 * 2 + 4 + 2 + 1)
+    assert [row.count("|") for row in rows] == [cells] * (4 * 2 + 4 + 2 + 1)
 
 
 def test_tasks() -> None:
