@@ -4,8 +4,8 @@
 
 The driver does what a step of `stages.grpo` has it do before the learner: groups are drawn and admitted, their episodes sent to
 workers, each written, counted and told to the meter as it ends, groups taken from the buffer, samples made with their advantages.
-All actors are a run's own. In place of vLLM the generators host an engine that says what a script has it say, at once; sandboxes are
-in memory (`scripted`), or this machine's (`local`, root). Each case has a process and a Ray of its own.
+All actors are a run's own. In place of vLLM the generators host an engine that says what a script has it say, at once; sandboxes
+are in memory (`scripted`), or this machine's (`local`, root). Each case has a process and a Ray of its own.
 """
 
 import argparse
@@ -40,21 +40,21 @@ from termrsi.fakes import FILES, FakeSandbox, FakeVerifier, FakeWorld, dry_parts
 from termrsi.harness.episode import first_prompt
 from termrsi.harness.render import ChatFormat
 from termrsi.queues.prefix_router import PrefixRouter
-from termrsi.records import Completion, EnvironmentSpec, SamplingParams, Snapshot, TaskSpec, WeightsVersion
+from termrsi.records import Completion, EnvironmentSpec, SamplingParams, Snapshot, TaskSpec
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.sandbox.pool import Cost
 from termrsi.stages import credit
 from termrsi.stages.base import ROLLOUTS, Context, Rewarder, Splits
 from termrsi.stages.finished import FinishedRollouts
-from termrsi.stages.rollin import HARNESS, GroupDraw, specs_of
 from termrsi.stages.roles import PolicyWriter
+from termrsi.stages.rollin import GroupDraw, specs_of
 from termrsi.stages.sampler import Sampler, rollouts_of
 
 GROUP = 5
 TASKS = 240
 TEST = "#!/bin/bash\n[ -f /app/all ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
-THOUGHT = "The files are not there yet, as far as can be told from here: first one of them is made, then the other, then both are shown."
+THOUGHT = "The files are not there yet, as far as can be told from here: first one is made, then the other, then both are shown."
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def prepare(folder: Path) -> Script:
     spec = specs_of(context(parts, Config(), folder, [task_of(folder, 0)]), [task_of(folder, 0)], 1, 1, 1.0)[0]
     made = [f"echo done > {path}" for path in FILES.values()]
     ids = [chat.plain(f"{THOUGHT}\n```bash\n{'; '.join([*made[:n], 'ls /app'])}\n```") for n in (2, 1)]
-    both, half, done = (tuple([*text, chat.end_of_turn]) for text in (*ids, chat.plain("DONE")))
+    both, half, done = ((*text, chat.end_of_turn) for text in (*ids, chat.plain("DONE")))
     return Script(both, half, done, chat.end_of_turn, first_prompt(spec, chat).count(chat.end_of_turn), 0)
 
 
@@ -226,8 +226,6 @@ async def _run(case: Case, folder: Path, script: Script) -> Figures:
 
 
 async def _measure(case: Case, folder: Path, script: Script) -> Figures:
-    import ray
-
     many = {"num_cpus": 0.1, "max_concurrency": 1000}  # as `actors.cluster` starts them
     model, out = str(folder / "model"), Path(tempfile.mkdtemp(dir=folder))
     options = SandboxOptions(
@@ -263,9 +261,7 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
     groups = case.episodes // GROUP
     draw = GroupDraw(ctx, groups, GROUP, 1.0)
     rewarder = Rewarder(ctx, RewardConfig(kind=Reward.binary))
-    sampler = Sampler(
-        ctx, draw, batches=1 + case.batches, batch_groups=groups, max_staleness=0, batch_episodes=case.episodes
-    )
+    sampler = Sampler(ctx, draw, batches=1 + case.batches, batch_groups=groups, max_staleness=0, batch_episodes=case.episodes)
     try:
         async with sampler:
             await _step(ctx, sampler, rewarder, 1)
