@@ -8,8 +8,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config
@@ -236,8 +237,8 @@ class Context:
                 async for result in results:
                     self._count(result)
                     await self.keep_costs()  # before its line: what is found again is counted
-                    line = {"label": what, **self._origin(left, result), **asdict(result)}
-                    sink.write(json.dumps(line, ensure_ascii=False, default=_size) + "\n")
+                    line = {"label": what, **self._origin(left, result), **_fields(result)}
+                    sink.write(json.dumps(line, ensure_ascii=False, default=_plain) + "\n")
                     sink.flush()
                     self._tell(result)
                     if isinstance(result, DroppedRollout):
@@ -410,11 +411,18 @@ class Rewarder:
         return shape(self.progress(scored), scored.verdict.strict, kind=c.kind.value, beta=c.beta, delta=c.delta, tau=c.tau)
 
 
-def _size(value: object) -> str:
-    """What a line of JSON says of bytes: records of routing are as large as the model is deep."""
+def _plain(value: object) -> object:
+    """What a line of JSON says of a record, and of bytes: records of routing are as large as the model is deep."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
+    if is_dataclass(value):
+        return _fields(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _fields(record: Any) -> dict[str, Any]:  # Any: a dataclass, and what it holds
+    """As `asdict`, one level deep: that copies what is inside, token by token, and made nine tenths of the driver's work."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import multiprocessing
+import os
 import re
 import resource
 import sys
@@ -51,6 +52,7 @@ from termrsi.stages.roles import PolicyWriter
 from termrsi.stages.rollin import GroupDraw, specs_of
 from termrsi.stages.sampler import Sampler, rollouts_of
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of it is fetched
 GROUP = 5
 TASKS = 240
 TEST = "#!/bin/bash\n[ -f /app/all ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
