@@ -5,6 +5,7 @@ A stage is `async def run(ctx: Context, config) -> StageResult`. It writes into 
 
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -51,6 +52,7 @@ from termrsi.stages.finished import FinishedRollouts
 
 Log = Callable[[str, dict[str, float]], None]
 ROLLOUTS = "rollouts.jsonl"
+LATELY_S = 1.0  # how old the seconds of work may be that are kept beside every rollout
 DROPPED = ("late", "SandboxError", "VerifierError", "CaptureError")  # what a reason begins with; anything else was refused
 _LOG = logging.getLogger(__name__)
 
@@ -150,6 +152,7 @@ class Context:
     busy_before: dict[str, float] = field(default_factory=dict)  # as `busy` had it when the stage began
     phases: dict[str, dict[str, float]] = field(default_factory=dict)  # of each part of the stage: seconds of work, of all
     _phase: tuple[str, float, dict[str, float]] | None = None  # the one under way: name, start, `busy` then
+    _lately: tuple[float, dict[str, float]] | None = None  # when `busy` was asked for `keep_costs`, and what it said
 
     async def sync(self) -> None:
         """From here on the generator serves the policy's present weights."""
@@ -264,9 +267,10 @@ class Context:
     async def phase(self, what: str, total: int) -> AsyncGenerator[None, None]:
         """A part of a stage that plays episodes: a bar, and the time of it in which each kind of actor was at work."""
         self.progress.begin(f"{self.name}: {what}", total)
-        self._phase = (what, self.clock(), await self.busy())
+        busy = await self.busy()
+        self._phase, self._lately = (what, self.clock(), busy), (self.clock(), busy)
         yield
-        self.phases = await self._phases()
+        self.phases = self._phases(await self.busy())
         self.costs.rollout_s += self.clock() - self._phase[1]
         self._phase = None
         self.progress.end()
@@ -302,11 +306,12 @@ class Context:
         """For a stage that may be stopped and go on: what it has spent so far, beside what it has finished."""
         if self.finished is None:
             return
-        costs = await self.spent()
+        busy = await self._busy_lately()
+        costs = self._spent(busy)
         if self._phase is not None:
             costs.rollout_s += self.clock() - self._phase[1]
         draft = self.out / "costs.part"
-        draft.write_text(json.dumps({"costs": asdict(costs), "phases": await self._phases()}))
+        draft.write_text(json.dumps({"costs": asdict(costs), "phases": self._phases(busy)}))
         draft.rename(self.out / "costs.json")
 
     def take_up_costs(self) -> None:
@@ -318,16 +323,28 @@ class Context:
 
     async def spent(self) -> Costs:
         """Until now, wall time and time at work included."""
-        busy = {f"{part}_busy_s": seconds - self.busy_before.get(part, 0.0) for part, seconds in (await self.busy()).items()}
-        more = {name: getattr(self.costs, name) + seconds for name, seconds in busy.items()}
+        return self._spent(await self.busy())
+
+    async def _busy_lately(self) -> dict[str, float]:
+        """Asked of all engines at most once in LATELY_S, not with every rollout; who comes meanwhile is told what was said last."""
+        now = self.clock()
+        at_s, said = self._lately or (-math.inf, self.busy_before)
+        if now - at_s >= LATELY_S:
+            self._lately = (now, said)
+            self._lately = (now, await self.busy())
+        return self._lately[1] if self._lately else said
+
+    def _spent(self, busy: dict[str, float]) -> Costs:
+        more = {f"{part}_busy_s": seconds - self.busy_before.get(part, 0.0) for part, seconds in busy.items()}
+        more = {name: getattr(self.costs, name) + seconds for name, seconds in more.items()}
         return replace(self.costs, wall_s=self.costs.wall_s + self.clock() - self.started_s, **more)
 
-    async def _phases(self) -> dict[str, dict[str, float]]:
+    def _phases(self, busy: dict[str, float]) -> dict[str, dict[str, float]]:
         """With the one under way."""
         if self._phase is None:
             return self.phases
         what, start_s, before = self._phase
-        now = {part: seconds - before.get(part, 0.0) for part, seconds in (await self.busy()).items()}
+        now = {part: seconds - before.get(part, 0.0) for part, seconds in busy.items()}
         now["wall"] = self.clock() - start_s
         earlier = self.phases.get(what, {})
         return self.phases | {what: {part: earlier.get(part, 0.0) + seconds for part, seconds in now.items()}}
