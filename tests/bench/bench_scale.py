@@ -53,6 +53,7 @@ from termrsi.stages.rollin import GroupDraw, specs_of
 from termrsi.stages.sampler import Sampler, rollouts_of
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing of it is fetched
+os.environ.setdefault("RAY_worker_niceness", "0")  # as `actors.cluster` has it
 GROUP = 5
 TASKS = 240
 TEST = "#!/bin/bash\n[ -f /app/all ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
