@@ -12,14 +12,15 @@ from pathlib import Path
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
-    """All of it under its name, in place of what was there; on an error what was there stays."""
+def write_text(path: Path, text: str, *, errors: str = "strict", sync: bool = True) -> None:
+    """All of it under its name, in place of what was there; on an error what was there stays. `sync`: on disk on return."""
     data, draft = text.encode("utf-8", errors), path.with_name(f".{path.name}.part")
     with _named(path, len(data)):
         try:
             with draft.open("wb", buffering=0) as file:
                 _write(file.fileno(), data)
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             draft.replace(path)
         except BaseException:
             with suppress(OSError):

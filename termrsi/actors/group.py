@@ -99,10 +99,10 @@ class Group:
                 assert failed[0].error is not None, "it has failed"
                 raise failed[0].error
             return next(one.value for one in told if one.rank == 0)
-        dead = [one for one in failed if isinstance(one.error, RayActorError)]
+        dead = [(one.rank, one.error) for one in failed if isinstance(one.error, RayActorError)]
         own = [one for one in failed if one.in_step]
         if dead:
-            self._lost = f"process {dead[0].rank} of {size} died in {method}: {first_line(dead[0].error)}"
+            self._lost = f"process {dead[0][0]} of {size} died in {method}: {first_line(dead[0][1])}"
         elif own:
             self._lost = f"process {own[0].rank} of {size} failed alone in {method}: {own[0].cause}"
         elif silent:

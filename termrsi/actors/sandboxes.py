@@ -10,10 +10,11 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -23,6 +24,9 @@ from termrsi.actors.metrics import RayMeter
 from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
+
+if TYPE_CHECKING:
+    from termrsi.sandbox.machines import Machines
 
 GONE = 1000  # requesters remembered
 _LOG = logging.getLogger(__name__)
@@ -63,19 +67,24 @@ class Beat:
 
 @ray.remote
 class SandboxActor:
-    """Hosts one HostPool and the verifier.
+    """Hosts one HostPool and the verifier. `parts`: makes others than the backend's machines and the tasks' verifier.
 
     Started again, on this node or on another, it has none of its sandboxes, and does not know what a verdict must come with: it
     leases nothing until its owner has told it with `expect`. What dead processes left on its node is removed at its start, but the
     snapshots of its own run.
     """
 
-    def __init__(self, options: SandboxOptions) -> None:
+    def __init__(
+        self,
+        options: SandboxOptions,
+        parts: "Callable[[], tuple[Machines, Any]] | None" = None,  # Any: what has the methods of a TaskVerifier
+    ) -> None:
         from termrsi.reward.verifiers import TaskVerifier
         from termrsi.sandbox import reap
         from termrsi.sandbox.host_pool import HostPool
         from termrsi.sandbox.machines import Limits, capacity
 
+        machines, verifier = parts() if parts else (None, None)
         again = ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed
         for name in reap.everything(
             options.state_dir,
@@ -90,6 +99,7 @@ class SandboxActor:
             self._knows.set()
         self._life = uuid.uuid4().hex
         self._pool = HostPool(
+            machines=machines,
             size=options.concurrency,
             cache_dir=options.cache_dir,
             state_dir=options.state_dir,
@@ -108,7 +118,7 @@ class SandboxActor:
         self._backend = options.backend
         self._commands, self._verifications = Busy(), Busy()
         self._meter = RayMeter(options.run)
-        self._verifier = TaskVerifier(
+        self._verifier = verifier or TaskVerifier(
             timeout_multiplier=options.verifier_time,
             text_first=options.text_first,
             kit=options.kit or None,
@@ -117,6 +127,7 @@ class SandboxActor:
         )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id
+        self._askers: dict[str, str] = {}  # the same, by the sandbox
         self._gone: dict[str, None] = {}  # requesters that went away before their request came, or in the moment of its grant
         self._leased: dict[str, Sandbox] = {}
         self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live
@@ -155,7 +166,7 @@ class SandboxActor:
             await self._pool.release(sandbox)
             raise SandboxError("its requester gave up", task.id)
         self._leased[sandbox.id] = sandbox
-        self._granted[request] = sandbox.id
+        self._granted[request], self._askers[sandbox.id] = sandbox.id, request
         self._meter("sandbox_leases")
         self._meter("sandbox_lease_wait_seconds", time.monotonic() - start_s)
         self._meter("sandboxes_leased", len(self._leased))
@@ -179,7 +190,7 @@ class SandboxActor:
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
-        self._granted = {request: granted for request, granted in self._granted.items() if granted != sandbox_id}
+        self._granted.pop(self._askers.pop(sandbox_id, ""), None)
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await self._pool.release(fork)
         if sandbox is not None:
@@ -256,9 +267,9 @@ class SandboxActor:
             raise
 
     def _of(self, sandbox_id: str) -> Sandbox:
-        found = self._leased.get(sandbox_id)
+        if (found := self._leased.get(sandbox_id)) is not None:
+            return found
         for forks in self._forks.values():
-            found = found or forks.get(sandbox_id)
-        if found is None:
-            raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
-        return found
+            if sandbox_id in forks:
+                return forks[sandbox_id]
+        raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")

@@ -1,16 +1,22 @@
 """Every benchmark runs, at a size that proves nothing about speed. Figures are taken by hand, on a quiet machine."""
 
 import importlib.util
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 
+from termrsi import setup
+from termrsi.config.load import load
 from termrsi.model.checkpoint import tiny_model
+from termrsi.records import Chunk
 from tests.bench import (
     bench_advantage,
+    bench_rollout,
     bench_sandbox,
+    bench_scale,
     bench_tasks,
     bench_transcript,
     bench_weights,
@@ -33,7 +39,7 @@ def test_loop_simulation() -> None:
     cells = loop_simulation.header("max_staleness").splitlines()[0].count("|")
     rows = [*loop_simulation.by_staleness(small, (0, 1), steps=1), *loop_simulation.without(small, steps=1)]
     rows += [*loop_simulation.arms(small, steps=1), loop_simulation.worst(small)]
-    assert [row.count("|") for row in rows] == [cells] * (3 * 2 + 4 + 2 + 1)
+    assert [row.count("|") for row in rows] == [cells] * (4 * 2 + 4 + 2 + 1)
 
 
 def test_tasks() -> None:
@@ -62,6 +68,36 @@ def test_transcript() -> None:
     found = bench_transcript.measure(40)
     assert found["encoded_40"] == found["encoded_10"] > 0
     assert found["text_ms_40"] > 0
+
+
+@pytest.mark.ray
+def test_rollouts_at_once() -> None:
+    (found,) = bench_scale.measure([bench_scale.Case(episodes=10, nodes=2, rollouts=10, turns=2)])
+    assert found.rollouts == 10
+    assert found.driver_ms > 0
+    assert {"RolloutActor", "SandboxActor", "GeneratorActor", "BufferActor"} <= found.others_ms.keys()
+    assert bench_scale.row(found).count("|") == bench_scale.header().splitlines()[0].count("|")
+
+
+def test_what_an_episode_asked_for() -> None:
+    chunk = Chunk((1, 2, 3, 10, 11, 4, 5, 12, 6), (0, 0, 0, 1, 1, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0, 0, 1, 1), (0.0, 0.0, 0.0))
+    assert bench_rollout._calls(chunk) == [((1, 2, 3), 2), ((1, 2, 3, 10, 11, 4, 5), 1)]
+
+
+@pytest.mark.engine
+@pytest.mark.ray
+@pytest.mark.skipif(os.geteuid() != 0, reason="local sandboxes need root")
+async def test_the_rollout_path_against_its_engine(tmp_path: Path, embedded: Path, cache: Path, own_ray: None) -> None:
+    import ray
+
+    config = load(["experiment=tmax"])
+    tasks = setup.load_tasks(config, cache, lambda line: None).train[:2]
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    model = tiny_model(tmp_path / "tiny", vocab_from=embedded)
+    (found,) = await bench_rollout.measure(model, tasks, config, group_size=2, at_once=4, rounds=1)
+    assert (found.episodes, found.ours.tokens) == (4, found.raw.tokens)
+    assert found.turns >= 4
+    assert bench_rollout.table([found]).startswith("| episodes")
 
 
 async def test_sandboxes() -> None:
