@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from termrsi.queues.buffer import GroupBuffer
+from termrsi.records import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class _Loop:
         self._now, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []  # Any: arguments of the event
         self._engines = [_Engine(machine) for _ in range(machine.engines)]
-        self._buffer: GroupBuffer[list[int]] = GroupBuffer(work.batch_groups, max_staleness)
+        self._buffer: GroupBuffer[list[int]] = GroupBuffer(Flow(work.batch_groups, max_staleness))
         self._groups = 0
         self._left: dict[str, int] = {}  # episodes of a group that are not over
         self._lengths: dict[str, list[int]] = {}
@@ -352,8 +353,8 @@ class _Loop:
         if self._learning or (batch := self._buffer.take()) is None:
             return
         self._learning = True
-        self._stale.append([one.staleness for one in batch])
-        seconds = self._machine.learn_s([length for one in batch for length in one.group])
+        self._stale.append([one.staleness for one in batch.groups])
+        seconds = self._machine.learn_s([length for one in batch.groups for length in one.group])
         self._after(seconds, self._learned, seconds)
 
     def _learned(self, seconds: float) -> None:
