@@ -352,7 +352,7 @@ def test_ahead_of_the_learner_a_step_is_of_the_prompts_that_were_drawn_for_it(ki
         if share:
             assert played(root, kind, int(share * calls), "ahead") == -signal.SIGKILL
         assert played(root, kind, family="ahead") == 0
-        calls = json.loads((root / "result.json").read_text())["calls"] if not calls else calls
+        calls = calls or json.loads((root / "result.json").read_text())["calls"]
         found.append(trained(root, kind))
     assert len(found[0]) == 5
     assert found[1:] == found[:1] * 2
