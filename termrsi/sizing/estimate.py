@@ -72,16 +72,17 @@ def stages(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, 
     return found
 
 
-def _rest(updates: Updates) -> tuple[int, float, float, float]:
-    return updates.max_staleness, updates.policy, updates.critic, updates.reference
+def _rest(updates: Updates) -> tuple[int, float, float, float, int, bool]:
+    return updates.max_staleness, updates.policy, updates.critic, updates.reference, updates.extra, updates.first
 
 
 def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, updates: Updates) -> Outcome:
     """Without any pass to learn there is no update, and the next batch is under way while one ends."""
     learns = updates.policy + updates.critic > 0.0
     work = workload(config, figures, assumed, updates.groups, updates.size)
-    staleness = updates.max_staleness if learns else 1
-    return simulate(work, machine(config, shape, figures, updates), max_staleness=staleness, warm_up=WARM_UP, steps=STEPS)
+    staleness, extra, first = (updates.max_staleness, updates.extra, updates.first) if learns else (1, -1, False)
+    made = machine(config, shape, figures, updates)
+    return simulate(work, made, max_staleness=staleness, extra=extra, first=first, warm_up=WARM_UP, steps=STEPS)
 
 
 def workload(config: Config, figures: Rates, assumed: Assumed, groups: int, size: int) -> Workload:
