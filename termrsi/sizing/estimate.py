@@ -95,11 +95,11 @@ def _wanted(updates: Updates) -> int:
 
 def sandboxes(config: Config) -> int:
     """At most at once, on all nodes that have them."""
-    return config.sandbox.concurrency
+    return config.sandbox.concurrency * config.cluster.sandbox_nodes
 
 
-def _rest(updates: Updates) -> tuple[int, float, float, float]:
-    return updates.max_staleness, updates.policy, updates.critic, updates.reference
+def _rest(updates: Updates) -> tuple[int, float, float, float, int, bool]:
+    return updates.max_staleness, updates.policy, updates.critic, updates.reference, updates.extra, updates.first
 
 
 def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, updates: Updates, *, places: int = 0) -> Outcome:
@@ -107,9 +107,9 @@ def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, up
     sandboxes; 0: those of the configuration."""
     learns = updates.policy + updates.critic > 0.0
     work = workload(config, figures, assumed, updates.groups, updates.size)
-    staleness = updates.max_staleness if learns else 1
+    staleness, extra, first = (updates.max_staleness, updates.extra, updates.first) if learns else (1, -1, False)
     made = replace(machine(config, shape, figures, updates), sandboxes=places or sandboxes(config))
-    return simulate(work, made, max_staleness=staleness, warm_up=WARM_UP, steps=STEPS)
+    return simulate(work, made, max_staleness=staleness, extra=extra, first=first, warm_up=WARM_UP, steps=STEPS)
 
 
 def workload(config: Config, figures: Rates, assumed: Assumed, groups: int, size: int) -> Workload:

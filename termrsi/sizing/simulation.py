@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from termrsi.queues.buffer import GroupBuffer
 from termrsi.queues.prefix_router import PrefixRouter
+from termrsi.records import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,24 @@ class Outcome:
     most: int
 
 
-def simulate(work: Workload, machine: Machine, *, max_staleness: int, steps: int = 8, warm_up: int = 3, seed: int = 0) -> Outcome:
-    """`warm_up` steps that are not measured, then `steps` that are; rollouts go on until the last.
+def simulate(
+    work: Workload,
+    machine: Machine,
+    *,
+    max_staleness: int,
+    extra: int = -1,
+    first: bool = False,
+    steps: int = 8,
+    warm_up: int = 3,
+    seed: int = 0,
+) -> Outcome:
+    """`warm_up` steps that are not measured, then `steps` that are; rollouts go on until the last. `extra`, `first`: of the `Flow`.
 
     Raises ValueError if there is no engine, or room for no turn.
     """
     if min(machine.engines, machine.max_num_seqs, machine.sandboxes, steps) < 1:
         raise ValueError("engines, max_num_seqs, sandboxes and steps must be at least 1")
-    return _Loop(work, machine, max_staleness, seed).run(warm_up, steps)
+    return _Loop(work, machine, Flow(work.batch_groups, max_staleness, extra, first=first), seed).run(warm_up, steps)
 
 
 @dataclass(slots=True, eq=False)
@@ -214,12 +225,12 @@ class _Engine:
 class _Loop:
     """Whatever happens is an event; `run` takes them in order of time, and of their making where times are equal."""
 
-    def __init__(self, work: Workload, machine: Machine, max_staleness: int, seed: int) -> None:
+    def __init__(self, work: Workload, machine: Machine, flow: Flow, seed: int) -> None:
         self._work, self._machine, self._seed = work, machine, seed
         self._now, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []  # Any: arguments of the event
         self._engines = [_Engine(machine) for _ in range(machine.engines)]
-        self._buffer: GroupBuffer[list[int]] = GroupBuffer(work.batch_groups, max_staleness)
+        self._buffer: GroupBuffer[list[int]] = GroupBuffer(flow)
         self._router = PrefixRouter(machine.engines, machine.max_num_seqs // 4)  # the slack of actors.cluster
         self._groups = 0
         self._left: dict[str, int] = {}  # episodes of a group that are not over
@@ -365,8 +376,8 @@ class _Loop:
         if self._learning or (batch := self._buffer.take()) is None:
             return
         self._learning = True
-        self._stale.append([one.staleness for one in batch])
-        seconds = self._machine.learn_s([length for one in batch for length in one.group])
+        self._stale.append([one.staleness for one in batch.groups])
+        seconds = self._machine.learn_s([length for one in batch.groups for length in one.group])
         self._after(seconds, self._learned, seconds)
 
     def _learned(self, seconds: float) -> None:

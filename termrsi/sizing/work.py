@@ -68,6 +68,8 @@ class Updates:
     policy: float = 0.0
     critic: float = 0.0
     reference: float = 0.0
+    extra: int = -1  # and `first`: as of `records.Flow`
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,11 @@ def _warmup(name: str, stage: WarmupCriticConfig, config: Config, assumed: Assum
 def _rpr(name: str, stage: RprConfig, config: Config, assumed: Assumed) -> Work:
     policy, reference = _policy_passes(config, stage.loss, stage.optim)
     critic = training_passes(config) + 1.0
-    loop = Updates(stage.steps, stage.tasks_per_step, stage.samples_per_task, stage.max_staleness, policy, critic, reference)
+    ahead = stage.flow(stage.tasks_per_step, stage.steps)
+    passes = (policy, critic, reference)
+    loop = Updates(
+        stage.steps, stage.tasks_per_step, stage.samples_per_task, ahead.max_staleness, *passes, ahead.extra, ahead.first
+    )
     return Work(name, stage.kind, _validation(stage.retention, stage.steps, config, assumed), updates=loop)
 
 
@@ -169,7 +175,9 @@ def _reterm(name: str, stage: RetermConfig, config: Config, assumed: Assumed) ->
 
 def _grpo(name: str, stage: GrpoConfig, config: Config, assumed: Assumed) -> Work:
     policy, reference = _policy_passes(config, stage.loss, stage.optim)
-    loop = Updates(stage.steps, stage.groups, stage.group_size, stage.max_staleness, policy, 0.0, reference)
+    ahead = stage.flow(stage.groups, stage.steps)
+    passes = (policy, 0.0, reference)
+    loop = Updates(stage.steps, stage.groups, stage.group_size, ahead.max_staleness, *passes, ahead.extra, ahead.first)
     return Work(name, stage.kind, _validation(stage.retention, stage.steps, config, assumed), updates=loop)
 
 

@@ -279,7 +279,11 @@ class Context:
 
     @asynccontextmanager
     async def step(self, number: int) -> AsyncGenerator[None, None]:
-        """A step of training, its wait for rollouts included: told to the meter and the log when it is done."""
+        """A step of training, its wait for rollouts included: told to the meter, the metrics and the log when it is done.
+
+        `busy/<part>`: the share of its time in which a part had work; `waiting`: that in which the learner waited for rollouts.
+        `prompt_cached`: of the prompt tokens of the episodes that ended meanwhile, recoveries too, those from the prefix cache.
+        """
         start_s, busy, costs = self.clock(), await self.busy(), replace(self.costs)
         with logs.ids(step=number):
             yield
@@ -290,9 +294,15 @@ class Context:
             tokens = self.costs.trained_tokens - costs.trained_tokens
             if learn_s > 0.0:
                 self.meter("learner_tokens_per_second", tokens / learn_s, stage=self.name)
+            shares = {part: busy_s / seconds for part, busy_s in spent.items()} if seconds > 0.0 else {}
+            for part, share in shares.items():
+                self.meter("busy", share, stage=self.name, part=part)
+            figures = {"step": float(number), "step_seconds": seconds} | {f"busy/{part}": share for part, share in shares.items()}
             if seconds > 0.0:
-                for part, busy_s in spent.items():
-                    self.meter("busy", busy_s / seconds, stage=self.name, part=part)
+                figures["waiting"] = (self.costs.rollout_s - costs.rollout_s) / seconds
+            if prompted := self.costs.prompt_tokens - costs.prompt_tokens:
+                figures["prompt_cached"] = (self.costs.cached_tokens - costs.cached_tokens) / prompted
+            self.log(self.name, figures)
             _LOG.info("step done in %.1f s: %d tokens trained in %.1f s", seconds, tokens, learn_s)
 
     def shares(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from termrsi.config.stages import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
-from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, Snapshot, TaskSpec
+from termrsi.records import EpisodeSpec, FinishedBatch, Flow, RecoveryPoint, ScoredRollout, Snapshot, TaskSpec
 from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
@@ -72,9 +72,8 @@ class _Loop:
         """One slot of the buffer holds a whole step: how many groups it has depends on the queue when it is drawn."""
         config = self._config
         episodes = (config.original_groups + config.recovery_groups) * config.group_size
-        return Sampler(
-            self._ctx, self._draw, batches=config.steps, batch_groups=1, max_staleness=config.max_staleness, batch_episodes=episodes
-        )
+        flow = Flow(1, config.max_staleness, batches=config.steps)
+        return Sampler(self._ctx, self._draw, flow, batch_episodes=episodes)
 
     async def _draw(self, number: int) -> Sequence[EpisodeSpec]:
         ctx, config, step = self._ctx, self._config, number + 1
@@ -111,9 +110,9 @@ class _Loop:
             _LOG.warning("%s: %d of %d restart points are dropped: their snapshots are gone", self._ctx.name, lost, of)
         self._ctx.log(self._ctx.name, {"points_lost": float(lost)})
 
-    async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
-        (batch,) = groups
-        scored, config = list(batch.rollouts), self._config
+    async def step(self, step: int, batch: FinishedBatch) -> None:
+        (whole,) = batch.groups
+        scored, config = list(whole.rollouts), self._config
         tasks, points = self._drawn.pop(step)
         self._spend(points if config.pop else [], step)
         await self._learn(scored, step)

@@ -14,6 +14,7 @@ from termrsi.model.checkpoint import tiny_model
 from termrsi.records import Chunk
 from tests.bench import (
     bench_advantage,
+    bench_overlap,
     bench_rollout,
     bench_sandbox,
     bench_scale,
@@ -40,6 +41,23 @@ def test_loop_simulation() -> None:
     rows = [*loop_simulation.by_staleness(small, (0, 1), steps=1), *loop_simulation.without(small, steps=1)]
     rows += [*loop_simulation.arms(small, steps=1), loop_simulation.worst(small)]
     assert [row.count("|") for row in rows] == [cells] * (4 * 2 + 4 + 2 + 1)
+
+
+def test_overlap() -> None:
+    """Ahead of the learner a step takes less time; in the order of the stream it sees what the stream is, else the short ones."""
+    work = bench_overlap.Work(4, 2, 4)
+    found = {name: bench_overlap.simulated(work, flow, 20) for name, flow in bench_overlap.arms(4)}
+    assert set(found) == {
+        "0",
+        *(f"{s}{more}" for s in "12" for more in ("", *(f", {n} more, {w}" for n in "12" for w in ("fair", "first")))),
+    }
+    assert found["0"].step_s > found["1, 2 more, fair"].step_s > found["1"].step_s > found["2"].step_s
+    for name, one in found.items():
+        assert 0.0 < one.slots <= 1.0
+        assert one.learner + one.waiting == pytest.approx(1.0)
+        assert one.oldest <= int(name[0])
+        assert one.early < 1.0 if name.endswith("first") else one.early == one.all == 1.0
+    assert bench_overlap.row("0", found["0"], 1.0).count("|") == bench_overlap.header().splitlines()[0].count("|")
 
 
 def test_tasks() -> None:

@@ -62,6 +62,19 @@ async def test_the_rollouts_of_a_group_share_a_short_prompt(engine) -> None:
     assert (first.cached_tokens, second.cached_tokens, later.cached_tokens) == (0, 96, 96)
 
 
+async def test_a_turn_more_costs_the_tokens_that_are_new(engine) -> None:
+    """Of a history that grows all but what was added since, and less than a block, comes from the cache; of a recovery's too."""
+    history, added = [5 + (13 * k) % 4000 for k in range(70)], 30
+    for turn in range(6):
+        said = await engine.generate(history, SamplingParams(temperature=1.0, max_tokens=20, seed=turn))
+        if turn:
+            assert len(history) - said.cached_tokens <= added + 32
+        history += [*said.ids, *(5 + (17 * turn + 3 * k) % 4000 for k in range(added))]
+    recovery = [*history[:-added], *(5 + (19 * k) % 4000 for k in range(40))]
+    said = await engine.generate(recovery, SamplingParams(temperature=1.0, max_tokens=4, seed=1))
+    assert len(recovery) - said.cached_tokens <= 40 + 32
+
+
 async def test_the_learner_agrees_with_the_sampler(engine, embedded: Path) -> None:
     """Same weights, bf16 on both sides: the mean gap of a token is small, and far below that of other weights."""
     ids = _ids(embedded)

@@ -658,8 +658,11 @@ async def test_grpo_raises_success(bench: Bench, loss: Loss) -> None:
 async def test_groups_without_contrast_are_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
     optim = PolicyOptimConfig(lr=1e-12, tis_cap=0.0)
-    result = await grpo.run(bench.ctx("grpo"), grpo_config(loss=Loss.dppo, normalise=False, only_contrast=True, optim=optim))
-    assert int(result.summary["groups_without_contrast"] or 0) >= sum(bench.logged("refused_groups")) > 0
+    result = await grpo.run(bench.ctx("grpo"), grpo_config(loss=Loss.dppo, normalise=False, replace_zero_variance=40, optim=optim))
+    assert int(result.summary["groups_without_contrast"] or 0) == sum(bench.logged("refused_groups")) > 0
+    assert sum(bench.logged("missing_groups")) == result.summary["groups_missing"] == 0
+    refused = bench.logged("refused_groups")
+    assert bench.logged("replaced") == [pytest.approx(n / (n + 4)) for n in refused]
     for batch in recorder.batches:
         groups: dict[str, set[float]] = {}
         for sample in batch:
@@ -671,9 +674,17 @@ async def test_groups_without_contrast_are_replaced(bench: Bench, monkeypatch: p
 
 async def test_groups_that_never_differ_end_the_stage(bench: Bench) -> None:
     await bench.use(NEVER)
-    with pytest.raises(StageError, match="40 groups in a row had equal rewards"):
-        await grpo.run(bench.ctx("grpo"), grpo_config(only_contrast=True))
+    with pytest.raises(StageError, match="all 14 groups of a step had equal rewards"):
+        await grpo.run(bench.ctx("grpo"), grpo_config(replace_zero_variance=10))
     assert bench.nothing_is_held()
+
+
+async def test_a_step_replaces_no_more_groups_than_it_may(bench: Bench) -> None:
+    config = grpo_config(steps=4, replace_zero_variance=1, optim=PolicyOptimConfig(lr=1e-12))
+    result = await grpo.run(bench.ctx("grpo"), config)
+    refused, missing = bench.logged("refused_groups"), bench.logged("missing_groups")
+    assert result.summary["groups_missing"] == sum(missing) > 0
+    assert all(r - m <= 1 for r, m in zip(refused, missing, strict=True))
 
 
 async def test_repeated_turns_are_charged_in_groups_of_equal_rewards_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

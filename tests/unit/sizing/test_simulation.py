@@ -153,6 +153,12 @@ def test_staleness_is_never_slower_where_nothing_is_shared(seed: int) -> None:
     assert found[0] > 1.2 * found[1]
 
 
+def test_fewer_groups_ahead_are_older_and_gain_less() -> None:
+    none, some, all_ = (simulate(HEAVY, machine(), max_staleness=s, extra=extra) for s, extra in ((0, -1), (1, 1), (1, -1)))
+    assert (none.staleness, some.staleness, all_.staleness) == (0.0, 0.25, 1.0)
+    assert none.step_s > some.step_s > all_.step_s
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_what_holds_of_every_loop(staleness: int) -> None:
     shared = machine(
