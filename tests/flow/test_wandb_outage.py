@@ -16,7 +16,7 @@ from termrsi.report import sinks as sinks_module
 from termrsi.report.curve import Bounds, Curve
 from termrsi.report.sinks import Sinks
 
-QUICK = Bounds(start_s=3.0, end_s=60.0)
+QUICK = Bounds(start_s=3.0, end_s=120.0)
 
 
 @pytest.fixture
