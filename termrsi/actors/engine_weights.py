@@ -41,7 +41,7 @@ class Loader:
         self._call, self._bucket_bytes = call, bucket_bytes
         self._held: dict[str, str] = {}  # digests of what the engine has; empty: not known
         self._file: BucketFile | None = None
-        self._proved_whole = False
+        self._proved_whole = self._told = False
 
     def missing(self, facts: weights.Facts) -> list[str]:
         """What must be loaded for this state, in order."""
@@ -51,11 +51,14 @@ class Loader:
         """The engine has been given weights by other ways."""
         self._held = {}
 
-    async def load(self, facts: weights.Facts, fetch: Fetch, version: int) -> dict[str, float]:
-        """Have the engine compute with this state; how long it took. Raises WeightsError: the engine must serve nothing then."""
+    async def load(self, facts: weights.Facts, packed: weights.PackedState, version: int) -> dict[str, float]:
+        """Have the engine compute with this state; how long it took. `packed`: at least what is missing.
+
+        Raises WeightsError: the engine must serve nothing then.
+        """
         names = self.missing(facts)
         parts = weights.buckets(facts, names, self._bucket_bytes)
-        took = dict.fromkeys(("fetch_s", "write_s", "load_s", "prove_s"), 0.0)
+        took = dict.fromkeys(("write_s", "load_s", "prove_s"), 0.0)
         took["bytes"] = float(sum(facts[name].size_bytes for name in names))
         if names:
             whole = len(names) == len(facts)
@@ -64,7 +67,7 @@ class Loader:
             groups = () if whole else tuple(dict.fromkeys(map(weights.group_of, names)))
             await self._call("begin_load", version, groups, columns)
             for bucket in parts:
-                await self._pass_on(bucket, facts, fetch, took)
+                await self._pass_on(bucket, facts, packed, took)
             start_s = time.monotonic()
             self._judge(await self._call("end_load"), version)
             took["prove_s"] = time.monotonic() - start_s
@@ -72,18 +75,17 @@ class Loader:
         self._held = weights.digests(facts)
         return took
 
-    async def _pass_on(self, bucket: tuple[str, ...], facts: weights.Facts, fetch: Fetch, took: dict[str, float]) -> None:
+    async def _pass_on(
+        self, bucket: tuple[str, ...], facts: weights.Facts, packed: weights.PackedState, took: dict[str, float]
+    ) -> None:
         start_s = time.monotonic()
-        packed = await fetch(bucket)
-        fetched_s = time.monotonic()
         slots = self._bucket_file(sum(facts[name].size_bytes + ALIGNMENT for name in bucket)).fill(packed, facts, bucket)
         written_s = time.monotonic()
         assert self._file is not None, "it is written"
         for wrong in await self._call("take_bucket", str(self._file.path), slots):
             if wrong:
                 raise WeightsError(wrong, "generator")
-        took["fetch_s"] += fetched_s - start_s
-        took["write_s"] += written_s - fetched_s
+        took["write_s"] += written_s - start_s
         took["load_s"] += time.monotonic() - written_s
 
     async def prove(self, expected: dict[str, str], version: int) -> None:
@@ -94,7 +96,8 @@ class Loader:
         for wrong, unproved in answers:
             if wrong:
                 raise WeightsError(f"version {version}: {wrong}", "generator")
-            if unproved and not self._proved_whole:
+            if unproved and not self._told:
+                self._told = True
                 told = "weights: %d tensors came whole, but what the engine computes with them cannot be compared, of %s to %s"
                 _LOG.warning(told, len(unproved), unproved[0], unproved[-1])
 

@@ -205,12 +205,14 @@ class Engine:
         """Serve this state; how long it took. Raises WeightsError if the engine's differs, and serves nothing more then."""
         async with self._loading:
             start_s = time.monotonic()
-            if self._loader.missing(facts):
+            packed = await fetch(self._loader.missing(facts))  # while requests go on: it may come from another node
+            fetched_s = time.monotonic()
+            if packed:
                 await self._stop_generation()
             stopped_s = time.monotonic()
-            took = await self._loader.load(facts, fetch, version)
-            await self._serve(version, changed=took["bytes"] > 0)
-            return {"stop_s": stopped_s - start_s, **took}
+            took = await self._loader.load(facts, packed, version)
+            await self._serve(version, changed=bool(packed))
+            return {"fetch_s": fetched_s - start_s, "stop_s": stopped_s - fetched_s, **took}
 
     async def _serve(self, version: int, *, changed: bool = True) -> None:
         """Not in a `finally` of a load: what could not be proved is not served."""

@@ -81,7 +81,8 @@ def actors() -> tuple[Any, ...]:
 
         async def into(self, version: WeightsVersion) -> float:
             stored: Any = version.handle
-            return (await self._loader.load(stored.facts, Fetcher(stored), version.version))["bytes"]
+            packed = await Fetcher(stored)(self._loader.missing(stored.facts))
+            return (await self._loader.load(stored.facts, packed, version.version))["bytes"]
 
         def close(self) -> None:
             self._loader.close()

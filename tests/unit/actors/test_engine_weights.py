@@ -47,24 +47,18 @@ class ByteEngine:
 
 
 class Versions:
-    """Published states of three layers of two tensors, and what was fetched of them."""
+    """Published states of three layers of two tensors."""
 
     def __init__(self) -> None:
         self.state = {f"model.layers.{n}.{part}": torch.zeros(SIZE // 4) for n in range(3) for part in ("a", "b")}
         self.version = 0
-        self.fetched: list[str] = []
 
-    def publish(self, *changed: str) -> tuple[weights.Facts, Any, int]:
+    def publish(self, *changed: str) -> tuple[weights.Facts, weights.PackedState, int]:
         self.version += 1
         for name in changed:
             self.state[name] = self.state[name] + self.version
         packed = weights.pack({name: tensor.clone() for name, tensor in self.state.items()})
-
-        async def fetch(names: Sequence[str]) -> weights.PackedState:
-            self.fetched += names
-            return {name: packed[name] for name in names}
-
-        return weights.facts_of(packed), fetch, self.version
+        return weights.facts_of(packed), packed, self.version
 
     def bytes(self) -> dict[str, bytes]:
         return {name: tensor.numpy().tobytes() for name, tensor in self.state.items()}
@@ -99,12 +93,13 @@ async def test_an_engine_that_missed_versions_catches_up_from_what_it_has(engine
     published.publish("model.layers.0.a")
     published.publish("model.layers.2.b")
     newest = published.publish("model.layers.0.a")
-    published.fetched.clear()
     engine.calls.clear()
     await loader.load(*newest)
     assert engine.has == published.bytes()
-    assert published.fetched == [f"model.layers.{n}.{part}" for n in (0, 2) for part in ("a", "b")]
-    assert engine.calls[0] == ("begin", (4, ("model.layers.0", "model.layers.2"), weights.SAMPLE_COLUMNS))
+    assert engine.calls == [
+        ("begin", (4, ("model.layers.0", "model.layers.2"), weights.SAMPLE_COLUMNS)),
+        ("bucket", tuple(f"model.layers.{n}.{part}" for n in (0, 2) for part in ("a", "b"))),
+    ]
 
 
 async def test_the_base_is_what_the_engine_has_and_not_the_version_before(engine: ByteEngine, loader: Loader) -> None:
@@ -118,9 +113,8 @@ async def test_the_base_is_what_the_engine_has_and_not_the_version_before(engine
     changed = published.publish("model.layers.1.b")
     await loader.load(*changed)
     assert engine.has == published.bytes()
-    published.fetched.clear()
     await loader.load(before[0], before[1], 5)
-    assert published.fetched == ["model.layers.1.a", "model.layers.1.b"]
+    assert engine.calls[-1] == ("bucket", ("model.layers.1.a", "model.layers.1.b"))
     assert set(engine.has.values()) == {bytes(SIZE)}
 
 
@@ -138,10 +132,7 @@ async def test_after_a_load_that_failed_nothing_is_taken_for_held(engine: ByteEn
 async def test_bytes_that_were_changed_on_the_way_are_named(loader: Loader) -> None:
     published = Versions()
     facts, _, version = published.publish()
-
-    async def other(names: Sequence[str]) -> weights.PackedState:
-        return weights.pack({name: torch.ones(SIZE // 4) for name in names})
-
+    other = weights.pack({name: torch.ones(SIZE // 4) for name in facts})
     with pytest.raises(WeightsError, match=r"tensor model\.layers\.0\.a: other bytes"):
         await loader.load(facts, other, version)
 
