@@ -15,12 +15,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from termrsi.actors.generator import EngineOptions, GeneratorActor
+from termrsi.actors.generator import Engine, EngineOptions, GeneratorActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
 from termrsi.config.load import load
@@ -110,7 +110,15 @@ class _Both(GeneratorActor.__ray_metadata__.modified_class):  # type: ignore[nam
 
 
 async def measure(
-    model: Path, tasks: Sequence[TaskSpec], config: Config, *, group_size: int, at_once: int, rounds: int, kv_cache_gib: int = 1
+    model: Path,
+    tasks: Sequence[TaskSpec],
+    config: Config,
+    *,
+    group_size: int,
+    at_once: int,
+    rounds: int,
+    kv_cache_gib: int = 1,
+    make: Callable[[str, EngineOptions], Any] = Engine,  # Any: an Engine, or what stands in for one
 ) -> list[Round]:
     """After a round that is not counted. Ray stands."""
     import ray
@@ -135,7 +143,7 @@ async def measure(
             kv_cache_gib=kv_cache_gib,
             threads=config.model.threads,
         )
-        engine: Any = ray.remote(_Both).options(num_cpus=1, **heavy).remote(str(model), options)
+        engine: Any = ray.remote(_Both).options(num_cpus=1, **heavy).remote(str(model), options, make)
         worker: Any = RolloutActor.options(num_cpus=0.1, **heavy).remote(str(model), sandboxes, [engine], 2, {})
         await asyncio.gather(*[actor.ready.remote() for actor in (sandboxes, engine, worker)])
         rollouts = RayRollouts([worker], RemotePool(sandboxes), PrefixRouter(1, slack=8), at_once, 2)
