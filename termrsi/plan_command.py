@@ -6,7 +6,7 @@ estimate; nothing here was measured on the cluster that is asked about.
 
 import difflib
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rich.box import SIMPLE
@@ -85,7 +85,7 @@ def verb() -> Verb:
         Option("json", FLAG, "true: for programs"),
     )
     rates_of = [Option(one.name, "NUMBER", f"{one.default:g}: {rates.SOURCES[one.name]}") for one in fields(Rates)]
-    assumed = [_assumption(shown.get(one.name, one.name), one.default) for one in fields(Assumed)]
+    assumed = [_assumption(shown.get(name, name), default) for name, default in asdict(Assumed()).items()]
     what = "memory of each role, its time and cost: estimated"
     return Verb("plan", "experiment=NAME [key=value ...]", what, (*told, *rates_of, *assumed))
 

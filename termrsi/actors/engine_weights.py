@@ -58,7 +58,7 @@ class Loader:
         """
         names = self.missing(facts)
         parts = weights.buckets(facts, names, self._bucket_bytes)
-        took = dict.fromkeys(("write_s", "load_s", "prove_s"), 0.0)
+        took: dict[str, float] = {"write_s": 0.0, "load_s": 0.0, "prove_s": 0.0}
         took["bytes"] = float(sum(facts[name].size_bytes for name in names))
         if names:
             whole = len(names) == len(facts)

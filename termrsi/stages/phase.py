@@ -20,7 +20,7 @@ class Loop(Protocol):
 
     def sampler(self) -> Sampler: ...
 
-    async def step(self, step: int, batch: FinishedBatch) -> None:
+    async def step(self, step: int, taken: FinishedBatch) -> None:
         """Its number, from 1 on, and its batch. On return the generator serves the new weights."""
         ...
 

@@ -110,8 +110,8 @@ class _Loop:
             _LOG.warning("%s: %d of %d restart points are dropped: their snapshots are gone", self._ctx.name, lost, of)
         self._ctx.log(self._ctx.name, {"points_lost": float(lost)})
 
-    async def step(self, step: int, batch: FinishedBatch) -> None:
-        (whole,) = batch.groups
+    async def step(self, step: int, taken: FinishedBatch) -> None:
+        (whole,) = taken.groups
         scored, config = list(whole.rollouts), self._config
         tasks, points = self._drawn.pop(step)
         self._spend(points if config.pop else [], step)

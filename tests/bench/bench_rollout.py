@@ -22,7 +22,8 @@ from typing import Any
 
 from termrsi.actors.generator import Engine, EngineOptions, GeneratorActor
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.config.load import load
 from termrsi.config.schema import Config
 from termrsi.harness.group import task_group
@@ -144,9 +145,9 @@ async def measure(
             threads=config.model.threads,
         )
         engine: Any = ray.remote(_Both).options(num_cpus=1, **heavy).remote(str(model), options, make)
-        worker: Any = RolloutActor.options(num_cpus=0.1, **heavy).remote(str(model), sandboxes, [engine], 2, {})
+        worker: Any = RolloutActor.options(num_cpus=0.1, **heavy).remote(str(model), [sandboxes], [engine], 2, {})
         await asyncio.gather(*[actor.ready.remote() for actor in (sandboxes, engine, worker)])
-        rollouts = RayRollouts([worker], RemotePool(sandboxes), PrefixRouter(1, slack=8), at_once, 2)
+        rollouts = RayRollouts([worker], RemotePool([sandboxes]), PrefixRouter(1, slack=8), at_once, 2)
         try:
             found = [await _round(k, engine, rollouts, tasks, config, group_size, at_once) for k in range(rounds + 1)]
         finally:

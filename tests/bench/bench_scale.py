@@ -33,7 +33,8 @@ from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.metrics import RayMeter
 from termrsi.actors.queues import BufferActor, RayGroupStore
 from termrsi.actors.rollouts import RayRollouts, RolloutActor
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config, LimitsConfig, SamplingConfig
 from termrsi.config.stages import RewardConfig
@@ -41,7 +42,7 @@ from termrsi.fakes import FILES, FakeSandbox, FakeVerifier, FakeWorld, dry_parts
 from termrsi.harness.episode import first_prompt
 from termrsi.harness.render import ChatFormat
 from termrsi.queues.prefix_router import PrefixRouter
-from termrsi.records import Completion, EnvironmentSpec, SamplingParams, Snapshot, TaskSpec
+from termrsi.records import Completion, EnvironmentSpec, Flow, SamplingParams, Snapshot, TaskSpec
 from termrsi.report.screen import Screen
 from termrsi.report.sinks import Sinks
 from termrsi.sandbox.pool import Cost
@@ -216,7 +217,7 @@ async def _run(case: Case, folder: Path, script: Script) -> Figures:
     import ray
     from ray.cluster_utils import Cluster as Nodes
 
-    settings = {"num_cpus": 2, "object_store_memory": 96 * 2**20}
+    settings: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 96 * 2**20}  # Any: as Ray takes them
     nodes = Nodes(initialize_head=True, head_node_args={**settings, "include_dashboard": False, "resources": {"node0": 100}})
     for k in range(1, case.nodes):
         nodes.add_node(**settings, resources={f"node{k}": 100})
@@ -240,11 +241,11 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
     at = [{"resources": {f"node{k}": 0.01}} for k in range(case.nodes)]
     engine = partial(ScriptedEngine, script=script)
     generators = [GeneratorActor.options(**many, **place).remote(model, EngineOptions(), engine) for place in at]
-    buffer = BufferActor.options(**many, **at[0]).remote()
-    workers = [RolloutActor.options(**many, **place).remote(model, sandboxes, generators, 0, {}) for place in at]
+    buffer: Any = BufferActor.options(**many, **at[0]).remote()
+    workers = [RolloutActor.options(**many, **place).remote(model, [sandboxes], generators, 0, {}) for place in at]
     await asyncio.gather(*[actor.ready.remote() for actor in (*generators, buffer, *workers)], sandboxes.busy.remote())
 
-    pool, router = RemotePool(sandboxes), PrefixRouter(case.nodes, slack=64)
+    pool, router = RemotePool([sandboxes]), PrefixRouter(case.nodes, slack=64)
     engines = Engines(generators, router, 0)
     engines.watch()
     meter = RayMeter("scale")
@@ -264,7 +265,7 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
     groups = case.episodes // GROUP
     draw = GroupDraw(ctx, groups, GROUP, 1.0)
     rewarder = Rewarder(ctx, RewardConfig(kind=Reward.binary))
-    sampler = Sampler(ctx, draw, batches=1 + case.batches, batch_groups=groups, max_staleness=0, batch_episodes=case.episodes)
+    sampler = Sampler(ctx, draw, Flow(groups, batches=1 + case.batches), batch_episodes=case.episodes)
     try:
         async with sampler:
             await _step(ctx, sampler, rewarder, 1)
@@ -286,7 +287,7 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
 async def _step(ctx: Context, sampler: Sampler, rewarder: Rewarder, number: int) -> None:
     """As a step of `stages.grpo`, less the learner and new weights."""
     async with ctx.step(number):
-        scored = rollouts_of(await sampler.batch(f"step {number}"))
+        scored = rollouts_of((await sampler.batch(f"step {number}")).groups)
         batch = credit.batch_of(scored, rewarder, 1.0)
         samples = credit.group_advantages(batch, normalise=True, penalties={})
         ctx.log(ctx.name, {"step": number, "samples": len(samples)})

@@ -178,18 +178,17 @@ async def test_a_saved_policy_loads_in_transformers_and_the_engine(engine, embed
 async def test_adapters_reach_the_engine_merged(engine, embedded: Path) -> None:
     """After one update of adapters and a publish: other tensors than the base's, the learner's own, and what it says of tokens."""
     policy, ids = PolicyModel(embedded, adapters=Lora(8)), _ids(embedded)
-    base = weights.pack(policy.state())  # merged ones are copies, the others stay as they are
+    base = policy.state()  # merged ones are copies, the others stay as they are
     policy.fit([Sample((*ids, 5, 6, 2), (0,) * len(ids) + (1, 1, 1), (0,) * (len(ids) + 3))], lr=2e-3)
-    packed = weights.pack(policy.state())
-    assert weights.checksum(packed) == policy.checksum() != weights.checksum(base)
-    await engine.load(packed, 11)
+    assert weights.checksum_of(policy.state()) == policy.checksum() != weights.checksum_of(base)
+    await _give(engine, policy.state(), 11)
     (found,) = await engine.weight_digests()
     weights.compare(_canonical(policy.state()), found)
     with pytest.raises(WeightsError, match=r"_proj\.weight differs"):
-        weights.compare(_canonical(weights.unpack(base)), found)
+        weights.compare(_canonical(base), found)
 
     said = await engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=24))
-    await engine.load(base, 12)
+    await _give(engine, base, 12)
     before = await engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=24))
     assert said.ids != before.ids
     whole, number = (*ids, *said.ids), len(said.ids)

@@ -1,6 +1,7 @@
 """Ray's object store, small and real: one that is full is told in a line, and weights that newer ones replace leave it."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from termrsi.actors.calls import ask
 from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.group import Group
-from termrsi.actors.model_host import RayPolicy
+from termrsi.actors.model_host import Handed, RayPolicy
 from termrsi.errors import EngineError
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import WeightsVersion
@@ -50,11 +51,11 @@ class Learner:
     def give(self, size_mb: int) -> Any:  # Any: an array
         return np.ones(size_mb << 20, np.uint8)
 
-    @ray.method(num_returns=2)
-    def export(self) -> tuple[Any, Any]:
+    def export(self, base: int, bucket_bytes: int) -> Iterator[Any]:  # Any: an object of the store, then `Handed`
         self._version += 1
-        packed = {"bad_for_version": -1, "w": np.full(WEIGHTS_MB << 20, self._version % 256, np.uint8)}
-        return (self._version, weights.StateMeta(f"sum{self._version}", WEIGHTS_MB << 20, 1)), packed
+        packed = {"w": ("uint8", (WEIGHTS_MB << 20,), np.full(WEIGHTS_MB << 20, self._version % 256, np.uint8))}
+        yield packed
+        yield Handed(self._version, weights.facts_of(packed), (("w",),))
 
 
 def usage() -> Any:  # Any: Ray's own record

@@ -111,9 +111,9 @@ def test_what_is_published_is_merged(tiny: Path, make_samples: Make, compute: Co
 def test_the_comparison_with_an_engine_covers_the_adapters(tiny: Path, make_samples: Make) -> None:
     """An engine that kept the base has other digests than were published, and the comparison names a targeted tensor."""
     policy = trained(tiny, make_samples())
-    published, base = weights.pack(policy.state()), weights.pack(PolicyModel(tiny).state())
+    published, base = (weights.facts_of(weights.pack(one.state())) for one in (policy, PolicyModel(tiny)))
     assert weights.checksum(published) != weights.checksum(base)
-    assert weights.checksum(published) == weights.checksum(weights.pack(policy.state()))
+    assert weights.checksum(published) == policy.checksum()
     weights.compare(weights.digests(published), weights.digests(published))
     with pytest.raises(WeightsError, match=r"layers\.0\.(self_attn\.q_proj|mlp\.down_proj)\.weight differs"):
         weights.compare(weights.digests(published), weights.digests(base))
@@ -199,8 +199,10 @@ def test_a_resumed_run_goes_on_bit_for_bit(tiny: Path, tmp_path: Path, make_samp
 def test_checkpointing_and_shared_beginnings_change_nothing(tiny: Path, make_samples: Make) -> None:
     samples = [dataclasses.replace(s, ids=(*range(60, 64), *s.ids[4:])) for s in make_samples(6)]
     found = []
-    for more in ({}, {"gradient_checkpointing": True}, {"share_prefix": True}):
-        policy = PolicyModel(tiny, compute="fp32", adapters=SOME, **more)
+    for checkpointing, sharing in ((False, False), (True, False), (False, True)):
+        policy = PolicyModel(
+            tiny, compute="fp32", adapters=SOME, gradient_checkpointing=checkpointing, share_prefix=sharing
+        )
         metrics = policy.update(samples, {"kind": "grpo", "anchor": "current"}, lr=1e-3)
         found.append((metrics.loss, metrics.grad_norm, flat(policy.logp(samples))))
     (loss, norm, after), *others = found
