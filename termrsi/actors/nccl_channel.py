@@ -187,7 +187,11 @@ def join(host: str, port: int, world_size: int) -> Any:  # Any: vLLM's PyNcclCom
 
 
 def send(group: Any, tensors: Iterable[tuple[str, Any]], bucket_bytes: int) -> None:  # Any: see `join`; tensors
-    """Each tensor in order, as vLLM's engines expect them after `Announced.info`; on the device on return."""
+    """Each tensor in order, as vLLM's engines expect them after `Announced.info`; across on return.
+
+    All of one type, as `PolicyModel.stream` gives them: vLLM packs without padding, and a wider one behind an odd number of bytes
+    cannot be unpacked there.
+    """
     from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
     packed_nccl_broadcast_producer(

@@ -45,7 +45,7 @@ def test_vllms_receiver_takes_what_we_send(bucket: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (stream,) * count)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    state = {f"w{i}": torch.randn(i + 1, 7).bfloat16() for i in range(6)} | {"b": torch.randn(3)}
+    state = {f"w{i}": torch.randn(i + 1, 7).bfloat16() for i in range(6)} | {"b": torch.randn(3).bfloat16()}
     info = Announced(weights.facts_of(weights.pack(state)), {}).info()
     told = zip(info["names"], zip(info["shapes"], info["dtype_names"], strict=True), strict=True)  # type: ignore[call-overload]
     found: dict[str, torch.Tensor] = {}
