@@ -680,6 +680,7 @@ async def test_groups_that_never_differ_end_the_stage(bench: Bench) -> None:
 
 
 async def test_a_step_replaces_no_more_groups_than_it_may(bench: Bench) -> None:
+    await bench.use(FakeSkill(solve=0.0, half=0.0))
     config = grpo_config(steps=4, replace_zero_variance=1, optim=PolicyOptimConfig(lr=1e-12))
     result = await grpo.run(bench.ctx("grpo"), config)
     refused, missing = bench.logged("refused_groups"), bench.logged("missing_groups")
