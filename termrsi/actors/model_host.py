@@ -24,13 +24,18 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
     """What both models are made with, on the device that Ray gave to this actor."""
     import torch
 
+    from termrsi.model.learning import return_freed_memory
+
     torch.set_num_threads(config.threads)
+    return_freed_memory()
     return {
         "compute": config.compute,
         "device": "cuda" if ray.get_gpu_ids() else "cpu",
         "micro_tokens": config.micro_tokens,
         "gradient_checkpointing": config.gradient_checkpointing,
         "share_prefix": config.share_prefix,
+        "offload_activations": config.offload_activations,
+        "offload_optimizer": config.offload_optimizer,
     }
 
 

@@ -53,6 +53,7 @@ class PolicyModel:
 
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
+    `offload_activations`, `offload_optimizer`: what waits in CPU memory (`model.offload`); no number changes.
     `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
     learns from is shown under another prompt than it was sampled with.
     `ranks`: the processes that hold the model together (`model.ranks`). Each is given the same calls, with the whole batch; what is
@@ -72,6 +73,8 @@ class PolicyModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
+        offload_activations: bool = False,
+        offload_optimizer: bool = False,
         routing_replay: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -84,6 +87,7 @@ class PolicyModel:
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
+        self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
         self._routing_replay = routing_replay
         self.load(directory)
 
@@ -103,7 +107,14 @@ class PolicyModel:
         self._source, self._module = Path(directory), module
         self._scorer = _Scorer(module, head)
         half = place(self._scorer, module, compute=self._compute, device=self._device, ranks=self._ranks)
-        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
+        self._masters = Masters(
+            module,
+            half=half,
+            betas=self._betas,
+            max_grad_norm=self._max_grad_norm,
+            offload=self._offload_optimizer,
+            ranks=self._ranks,
+        )
         return self.checksum()
 
     def save(self, directory: Path | str) -> str:
@@ -248,7 +259,7 @@ class PolicyModel:
     def _learn(
         self, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
     ) -> UpdateMetrics:
-        return learn(self._masters, batches, loss_of, lr, self._ranks)
+        return learn(self._masters, batches, loss_of, lr, self._ranks, offload=self._offload_activations)
 
 
 class _Scorer(nn.Module):

@@ -80,7 +80,16 @@ def shape_of(config: Config) -> ModelShape:
 def learning(config: Config) -> Learning:
     m = config.model
     longest = min(config.limits.max_context_tokens, m.max_model_len)
-    return Learning(m.compute, m.micro_tokens, longest, m.gradient_checkpointing, m.share_prefix, config.cluster.learner_processes)
+    return Learning(
+        m.compute,
+        m.micro_tokens,
+        longest,
+        m.gradient_checkpointing,
+        m.share_prefix,
+        config.cluster.learner_processes,
+        m.offload_activations,
+        m.offload_optimizer,
+    )
 
 
 def engine(config: Config) -> Engine:
