@@ -1,4 +1,4 @@
-"""What waits in CPU memory changes no number; what is away has no bytes."""
+"""What waits in CPU memory changes no number (but for the last bits: where memory lies changes sums); what is away has no bytes."""
 
 import os
 import subprocess
@@ -39,10 +39,9 @@ def test_a_policy_learns_the_same(tiny: Path, make_samples: Make, compute: Compu
         policy = PolicyModel(tiny, compute=compute, micro_tokens=40, gradient_checkpointing=checkpointing, **options)
         found.append((learn(policy, samples), policy.logp(samples), policy._masters.training_state()))
     (metrics, logp, state), (away_metrics, away_logp, away_state) = found
-    assert away_metrics == metrics
-    assert away_logp == logp
-    assert away_state.keys() == state.keys()
-    assert all(torch.equal(tensor, away_state[name]) for name, tensor in state.items())
+    assert away_metrics == pytest.approx(metrics, rel=1e-5)
+    assert [x for row in away_logp for x in row] == pytest.approx([x for row in logp for x in row], abs=1e-5)
+    torch.testing.assert_close(away_state, state, rtol=1e-5, atol=1e-5)
 
 
 def test_a_critic_learns_the_same(tiny: Path, make_samples: Make) -> None:
@@ -53,8 +52,8 @@ def test_a_critic_learns_the_same(tiny: Path, make_samples: Make) -> None:
         critic.load_weights(critic.weights_only())
         critic.refit(2.0, 0.5)
         metrics.append(critic.update(make_samples(), 1e-3, 0.0).loss)
-        found.append((metrics, critic.values(make_samples())))
-    assert found[0] == found[1]
+        found.append([*metrics, *(value for row in critic.values(make_samples()) for value in row)])
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(("compute", "bytes_each"), [("bf16", 0), ("fp32", 4)])
@@ -83,7 +82,7 @@ def test_training_goes_on_with_it_and_without(tiny: Path, tmp_path: Path, make_s
         learn(other, make_samples(seed=1))
         ends.append(other._masters.training_state())
     for end in ends[1:]:
-        assert all(torch.equal(tensor, end[name]) for name, tensor in ends[0].items())
+        torch.testing.assert_close(end, ends[0], rtol=1e-5, atol=1e-5)
 
 
 def test_activations_go_and_parameters_stay() -> None:
