@@ -24,10 +24,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
     """What both models are made with, on the device that Ray gave to this actor."""
     import torch
 
-    from termrsi.model.learning import return_freed_memory
-
     torch.set_num_threads(config.threads)
-    return_freed_memory()
     return {
         "compute": config.compute,
         "device": "cuda" if ray.get_gpu_ids() else "cpu",

@@ -19,7 +19,16 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
-from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
+from termrsi.model.learning import (
+    enable_checkpointing,
+    learn,
+    load_module,
+    place,
+    return_freed_memory,
+    save_training,
+    split,
+    untied_state,
+)
 from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.ranks import ALONE, Ranks, rest
@@ -148,6 +157,7 @@ class CriticModel:
             batches = self._split(samples, ())
             rows = batching.restore(samples, [(batch, self._forward(batch)) for batch in batches])
         rest(self._module)
+        return_freed_memory()
         return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:

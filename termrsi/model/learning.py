@@ -22,17 +22,15 @@ from termrsi.model.ranks import Ranks, shard
 from termrsi.model.routing import RoutingReplay
 from termrsi.records import Sample, UpdateMetrics
 
-M_MMAP_THRESHOLD = -3  # malloc.h
-
 
 def return_freed_memory() -> None:
-    """From now on this process gives freed tensors of a mebibyte and more back to the system at once (glibc; elsewhere nothing).
+    """Give what was freed back to the system (glibc; elsewhere nothing).
 
-    Left to itself, glibc raises that bound to 32 MiB as such blocks are freed: activations, of another size in each micro-batch,
-    then lie in its heap between what stays, and a learner on a CPU grows with every batch.
+    Left to itself, glibc keeps freed blocks of up to 32 MiB in its heap: activations, of another size in each micro-batch, then lie
+    there between what stays, and a learner on a CPU grows with every batch.
     """
     with suppress(OSError, AttributeError):  # another system, another C library
-        ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, 1 << 20)
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
@@ -116,6 +114,7 @@ def learn(
         loss.backward()
         total += float(loss.detach())
     norm = masters.step(lr)
+    return_freed_memory()
     own = [micro for micro in batches if micro.rows]
     counts = (len(own), sum(micro.computed for micro in own), sum(micro.tokens for micro in own))
     total, number, computed, tokens = ranks.sum((total, *counts))

@@ -20,7 +20,16 @@ from termrsi.algo import metrics
 from termrsi.algo import whole as of_batch
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
-from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
+from termrsi.model.learning import (
+    enable_checkpointing,
+    learn,
+    load_module,
+    place,
+    return_freed_memory,
+    save_training,
+    split,
+    untied_state,
+)
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.ranks import ALONE, Ranks, rest
@@ -165,6 +174,7 @@ class PolicyModel:
             batches = self._split(samples, ())
             rows = batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
         rest(self._scorer)
+        return_freed_memory()
         return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:

@@ -34,11 +34,9 @@ def forget_peak() -> None:
 
 def ours(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], tuple[Seconds, list[float]]]]:
     """How the model is loaded, and how it is trained: seconds and loss of each step."""
-    from termrsi.model.learning import return_freed_memory
     from termrsi.model.policy import PolicyModel
     from termrsi.records import Sample
 
-    return_freed_memory()  # as the learner's process does
     samples = [Sample(tuple(ids), tuple(mask), (0,) * len(ids)) for ids, mask in settings["samples"]]
 
     def load() -> PolicyModel:

@@ -104,8 +104,6 @@ import os, sys, torch
 from termrsi.model.learning import return_freed_memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
-if sys.argv[1] == "returned":
-    return_freed_memory()
 torch.ones(4 << 20)  # freed at once, and glibc keeps blocks of that size from now on
 start = resident()
 kept, freed = [], []
@@ -113,6 +111,8 @@ for _ in range(48):
     freed.append(torch.ones(1 << 19))
     kept.append(torch.ones(300))
 freed.clear()
+if sys.argv[1] == "returned":
+    return_freed_memory()
 print(resident() - start)
 """
 
@@ -123,7 +123,7 @@ def test_freed_memory_is_returned() -> None:
     for way in ("kept", "returned"):
         done = subprocess.run([sys.executable, "-c", FREED, way], capture_output=True, text=True, check=True)
         left[way] = int(done.stdout)
-    assert left["returned"] < 16 < 64 < left["kept"]
+    assert left["returned"] < 8 < 24 < left["kept"]
 
 
 @pytest.mark.gpu
