@@ -35,6 +35,8 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
         "micro_tokens": config.micro_tokens,
         "gradient_checkpointing": config.gradient_checkpointing,
         "share_prefix": config.share_prefix,
+        "offload_activations": config.offload_activations,
+        "offload_optimizer": config.offload_optimizer,
     }
 
 

@@ -275,6 +275,11 @@ def _check_sizes(config: Config) -> None:
         own.object_store_mb,
     ):
         raise ConfigError("num_cpus and object_store_mb are of a Ray that the run starts itself", "cluster", "take them away")
+    for name in ("offload_activations", "offload_optimizer"):
+        if getattr(config.model, name) and not config.cluster.gpus_learner:
+            raise ConfigError(
+                "learners on the CPU have all in its memory", f"model.{name}", "false, or cluster.gpus_learner above 0"
+            )
     model = config.model.path
     if model != "embedded" and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")

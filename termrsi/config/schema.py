@@ -24,6 +24,8 @@ class ModelConfig:
     compute: str = "bf16"  # learner and critic arithmetic; master weights are always fp32
     micro_tokens: int = 4096  # padded tokens of one forward and backward pass
     gradient_checkpointing: bool = False
+    offload_activations: bool = False  # what a forward pass keeps for the backward pass waits in CPU memory; learners on GPUs
+    offload_optimizer: bool = False  # between steps moments are in CPU memory, of one process masters too; learners on GPUs
     share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
     routing_replay: bool = False  # of mixture-of-experts models: the learner uses the experts that the sampler chose
     lora_rank: int = 0  # of adapters that the policy trains, its own weights frozen in bf16; 0: none, it trains its weights

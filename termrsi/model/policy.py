@@ -20,7 +20,16 @@ from termrsi.algo import metrics
 from termrsi.algo import whole as of_batch
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint, lora
-from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
+from termrsi.model.learning import (
+    enable_checkpointing,
+    learn,
+    load_module,
+    place,
+    return_freed_memory,
+    save_training,
+    split,
+    untied_state,
+)
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.lora import Base, Lora
 from termrsi.model.masters import Compute, Masters
@@ -54,6 +63,7 @@ class PolicyModel:
 
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
+    `offload_activations`, `offload_optimizer`: what waits in CPU memory (`model.offload`); no number changes.
     `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
     learns from is shown under another prompt than it was sampled with.
     `adapters`: train these and not the weights (`model.lora`); what is handed out and saved is merged.
@@ -74,6 +84,8 @@ class PolicyModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
+        offload_activations: bool = False,
+        offload_optimizer: bool = False,
         routing_replay: bool = False,
         adapters: Lora | None = None,
         ranks: Ranks = ALONE,
@@ -87,6 +99,7 @@ class PolicyModel:
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
+        self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
         self._routing_replay = routing_replay
         self._lora, self._base = adapters, Base(Path(directory), "", ())
         self.load(directory)
@@ -114,7 +127,14 @@ class PolicyModel:
         self._source, self._module = Path(directory), module
         self._scorer = _Scorer(module, head)
         half = place(self._scorer, module, compute=self._compute, device=self._device, ranks=self._ranks)
-        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
+        self._masters = Masters(
+            module,
+            half=half,
+            betas=self._betas,
+            max_grad_norm=self._max_grad_norm,
+            offload=self._offload_optimizer,
+            ranks=self._ranks,
+        )
         checksum = self.checksum()
         if self._lora is not None:
             self._base = Base(Path(directory).absolute(), self._ranks.gather_all(checksum)[0], targets)
@@ -184,6 +204,7 @@ class PolicyModel:
             batches = self._split(samples, ())
             rows = batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
         rest(self._scorer)
+        return_freed_memory()
         return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
@@ -278,7 +299,7 @@ class PolicyModel:
     def _learn(
         self, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
     ) -> UpdateMetrics:
-        return learn(self._masters, batches, loss_of, lr, self._ranks)
+        return learn(self._masters, batches, loss_of, lr, self._ranks, offload=self._offload_activations)
 
 
 class _Scorer(nn.Module):

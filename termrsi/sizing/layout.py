@@ -84,8 +84,18 @@ def shape_of(config: Config) -> ModelShape:
 def learning(config: Config) -> Learning:
     m = config.model
     longest = min(config.limits.max_context_tokens, m.max_model_len)
-    processes, adapters = config.cluster.learner_processes, (m.lora_rank, tuple(m.lora_targets))
-    return Learning(m.compute, m.micro_tokens, longest, m.gradient_checkpointing, m.share_prefix, processes, *adapters)
+    return Learning(
+        m.compute,
+        m.micro_tokens,
+        longest,
+        m.gradient_checkpointing,
+        m.share_prefix,
+        config.cluster.learner_processes,
+        m.lora_rank,
+        tuple(m.lora_targets),
+        m.offload_activations,
+        m.offload_optimizer,
+    )
 
 
 def engine(config: Config) -> Engine:

@@ -14,6 +14,7 @@ from termrsi.sizing.shapes import ModelShape
 GIB = 2**30
 CONTEXT = GIB // 2  # assumed: a CUDA context and the allocator's slack, of each process
 GRAPHS = GIB  # assumed: an engine's captured graphs
+BUCKET_BYTES = 256 * 2**20  # of masters that are back for a step at once, as model.masters has it
 CHUNK_BYTES = 64 * 2**20  # of float32 logits, as model.logprob.CHUNK_LOGITS has it
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens on a GPU, unless model.engine says otherwise
 
@@ -49,6 +50,8 @@ class Learning:
     processes: int
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    offload_activations: bool = False
+    offload_optimizer: bool = False
 
     @property
     def tokens(self) -> int:
@@ -102,10 +105,16 @@ def reference(shape: ModelShape, how: Learning) -> Need:
 
 def _trained(role: str, shape: ModelShape, how: Learning, parameters: int, layers: int, *, head: bool) -> Need:
     half = how.compute == "bf16"
+    masters, moments = 4 * parameters // how.processes, 8 * parameters // how.processes
+    if how.offload_optimizer:
+        moments = min(moments, 2 * BUCKET_BYTES)
+        masters = (
+            min(masters, BUCKET_BYTES) if half and how.processes == 1 else masters
+        )  # of several processes they are the weights
     parts = [
         ("weights", 2 * parameters // how.processes if half else 0),
-        ("masters", 4 * parameters // how.processes),
-        ("moments", 8 * parameters // how.processes),
+        ("masters", masters),
+        ("moments", moments),
         ("gradients", 4 * parameters // how.processes),
         ("gathered", _gathered(shape, how, layers, head=head)),
         ("activations", activations(shape, how, layers)),
@@ -117,10 +126,15 @@ def _trained(role: str, shape: ModelShape, how: Learning, parameters: int, layer
 
 
 def activations(shape: ModelShape, how: Learning, layers: int = 0) -> int:
-    """What the backward pass of the largest micro-batch keeps. With checkpointing: inputs of blocks, and one block anew."""
+    """What the backward pass of the largest micro-batch keeps. With checkpointing: inputs of blocks, and one block anew.
+
+    Offloaded: one block of the pass, and the input of the next.
+    """
     blocks = shape.kept(layers)
     width = 1 if how.compute == "bf16" else 2
     largest = max(block.kept_bytes for block in blocks)
+    if how.offload_activations:
+        return width * how.tokens * (2 * shape.hidden + largest)
     if how.checkpointing:
         return width * how.tokens * (2 * shape.hidden * len(blocks) + largest)
     return width * how.tokens * sum(block.kept_bytes for block in blocks)

@@ -18,6 +18,7 @@ from termrsi.model.checkpoint import tiny_model
 from termrsi.records import Chunk
 from tests.bench import (
     bench_advantage,
+    bench_learner,
     bench_overlap,
     bench_rollout,
     bench_sandbox,
@@ -36,6 +37,16 @@ def test_prefix_sharing(tmp_path: Path) -> None:
     assert found["tokens_ratio"] > 1.8
     assert found["apart_s"] > 0
     assert found["shared_s"] > 0
+
+
+def test_learner(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "tiny")
+    settings = bench_learner.Settings(str(model), bench_learner.samples(6, 96, vocabulary=250), micro_tokens=256, steps=2)
+    found = bench_learner.summary(settings, bench_learner.measure(settings, repeats=1))
+    losses = [of["loss"] for of in found.values()]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=0.01)  # whoever is compared learns from the same tokens
+    assert all(of["tokens_s"] > 0 and of["peak_mib"] > 0 for of in found.values())
+    assert bench_learner.table(found).startswith(" " * 8)
 
 
 def test_loop_simulation() -> None:

@@ -27,7 +27,7 @@ LOSSES: dict[str, dict[str, object]] = {
     "dppo": {"kind": "dppo", "delta": 0.01},
     "tvpo": {"kind": "tvpo", "delta": 0.1},
 }
-CASES = (*LOSSES, "sft", "critic", "single", "idle", "prefix", "checkpointing", "experts")
+CASES = (*LOSSES, "sft", "critic", "single", "idle", "prefix", "checkpointing", "offload", "experts")
 ADAPTERS = ("adapters", "adapters all", "adapters experts")
 Played = dict[int, dict[str, Any]]  # Any: outcomes of several types, by name
 
@@ -80,6 +80,7 @@ def make_cases(folder: Path) -> dict[str, Case]:
         "prefix": Case(tiny, samples, LOSSES["grpo"], options={"share_prefix": True}),
         "half": Case(tiny, samples, LOSSES["grpo"], options={"compute": "bf16"}),
         "checkpointing": Case(tiny, samples, LOSSES["grpo"], options={"gradient_checkpointing": True}),
+        "offload": Case(tiny, samples, LOSSES["grpo"], options={"offload_activations": True, "offload_optimizer": True}),
         "experts": Case(moe, routed(samples), LOSSES["grpo"], options={"routing_replay": True, "gradient_checkpointing": True}),
         "adapters": Case(tiny, samples, options={"adapters": Lora(6, targets=("q_proj", "down_proj"))}),
         "adapters half": Case(tiny, samples, LOSSES["grpo"], options={"compute": "bf16", "adapters": Lora(4)}),

@@ -206,6 +206,12 @@ def test_adapters_and_what_has_no_effect_without_them() -> None:
     assert "lora_alpha=0" in str(refusal(*BASE, "model.lora_rank=4", "model.lora_alpha=0"))
 
 
+@pytest.mark.parametrize("name", ["offload_activations", "offload_optimizer"])
+def test_offloading_from_the_cpu_to_the_cpu_is_refused(name: str) -> None:
+    assert refusal(*BASE, f"model.{name}=true").where == f"model.{name}"
+    assert getattr(load((*BASE, f"model.{name}=true", "cluster.gpus_learner=1")).model, name)
+
+
 def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
     assert load((*BASE, "model.routing_replay=true", "model.share_prefix=false")).model.routing_replay
     error = refusal(*BASE, "model.routing_replay=true", "model.share_prefix=true")

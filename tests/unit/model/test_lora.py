@@ -200,9 +200,7 @@ def test_checkpointing_and_shared_beginnings_change_nothing(tiny: Path, make_sam
     samples = [dataclasses.replace(s, ids=(*range(60, 64), *s.ids[4:])) for s in make_samples(6)]
     found = []
     for checkpointing, sharing in ((False, False), (True, False), (False, True)):
-        policy = PolicyModel(
-            tiny, compute="fp32", adapters=SOME, gradient_checkpointing=checkpointing, share_prefix=sharing
-        )
+        policy = PolicyModel(tiny, compute="fp32", adapters=SOME, gradient_checkpointing=checkpointing, share_prefix=sharing)
         metrics = policy.update(samples, {"kind": "grpo", "anchor": "current"}, lr=1e-3)
         found.append((metrics.loss, metrics.grad_norm, flat(policy.logp(samples))))
     (loss, norm, after), *others = found

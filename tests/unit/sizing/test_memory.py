@@ -38,6 +38,15 @@ def test_float32_masters_are_the_weights() -> None:
     assert found["activations"] == 2 * parts(memory.policy(SHAPE, ONE))["activations"]
 
 
+def test_what_is_offloaded_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "BUCKET_BYTES", 1000)
+    how = replace(ONE, offload_optimizer=True, offload_activations=True)
+    found = parts(memory.policy(SHAPE, how))
+    assert (found["masters"], found["moments"], found["gradients"]) == (1000, 2000, 4 * PARAMETERS)
+    assert found["activations"] == 1024 * (2 * 64 + SHAPE.blocks[0].kept_bytes)
+    assert parts(memory.policy(SHAPE, replace(how, processes=4)))["masters"] == PARAMETERS
+
+
 def test_processes_share_weights_and_not_activations() -> None:
     one, four = (parts(memory.policy(SHAPE, replace(ONE, processes=n))) for n in (1, 4))
     assert [4 * four[name] for name in ("masters", "moments", "gradients")] == [one[n] for n in ("masters", "moments", "gradients")]
