@@ -37,6 +37,7 @@ class Broadcast:
         return SimpleNamespace(broadcast=broadcast)
 
 
+@pytest.mark.filterwarnings("ignore:Tensor .* exceeds buffer_size_bytes:UserWarning")  # it goes alone
 @pytest.mark.parametrize("bucket", [1, 100, 10_000])
 def test_vllms_receiver_takes_what_we_send(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.weight_transfer import packed_tensor
