@@ -1,7 +1,6 @@
 """What policy and critic share: a model from its directory to its devices, a batch to micro-batches, and the step they lead to."""
 
 import ctypes
-import errno
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -117,7 +117,8 @@ def _products_of(*factors: Tensor) -> Iterator[None]:
     if any(factor.dtype != torch.bfloat16 for factor in factors):
         yield
         return
-    backends = (torch.backends.mkldnn.matmul, "bf16"), (torch.backends.cuda.matmul, "tf32")
+    on_cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import
+    backends = (on_cpu, "bf16"), (torch.backends.cuda.matmul, "tf32")
     before = [backend.fp32_precision for backend, _ in backends]
     for backend, precision in backends:
         backend.fp32_precision = precision

@@ -55,7 +55,7 @@ class Parking:
         for tensor in tensors:
             if tensor in self._away:
                 local = _local(tensor)
-                local.untyped_storage().resize_((local.storage_offset() + local.numel()) * local.element_size())
+                local.untyped_storage().resize_(int(local.storage_offset() + local.numel()) * local.element_size())
                 local.copy_(self._buffers[tensor])
                 del self._away[tensor]
 

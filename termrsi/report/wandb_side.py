@@ -19,8 +19,9 @@ def main() -> None:
     """`{"project", "name", "dir", "mode", "start_s", "end_s"}`."""
     asked = json.loads(sys.argv[1])
     run = _start(asked)
-    for line in sys.stdin if run is not None else ():
-        run.log(json.loads(line))
+    if run is not None:
+        for line in sys.stdin:
+            run.log(json.loads(line))
     last = threading.Timer(float(asked["end_s"]), _end)
     last.daemon = True
     last.start()
@@ -29,7 +30,7 @@ def main() -> None:
     os._exit(0)  # W&B's own end would wait for a start that failed
 
 
-def _start(asked: dict[str, str]) -> Any:  # Any: wandb's run
+def _start(asked: dict[str, Any]) -> Any:  # Any: as JSON has it, and wandb's run
     import wandb
     from wandb.errors import Error
 

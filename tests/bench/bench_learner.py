@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
@@ -72,7 +73,8 @@ def truncated(model: Path, layers: int, target: Path) -> Path:
     from termrsi.model.critic import keep_layers
 
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, local_files_only=True)
-    keep_layers(module.base_model, layers, str(model))
+    body: Any = module.base_model  # Any: typed as a module of any kind
+    keep_layers(body, layers, str(model))
     module.save_pretrained(target)
     copy_tokenizer(model, target)
     return target

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from termrsi.actors.generator import Engine, EngineOptions, GeneratorActor
-from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.config.load import load
 from termrsi.config.schema import Config

@@ -32,8 +32,8 @@ from termrsi.actors.engines import Engines
 from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.actors.metrics import RayMeter
 from termrsi.actors.queues import BufferActor, RayGroupStore
-from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.rollouts import RayRollouts, RolloutActor
 from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.config.choices import Reward
 from termrsi.config.schema import Config, LimitsConfig, SamplingConfig

@@ -107,7 +107,7 @@ async def measure(megabytes: float = 269.0, rounds: int = 7, share: float = 1.0)
     mapper: Any = ray.remote(num_cpus=0.1)(make_mapper).remote()
     puller: Any = ray.remote(num_cpus=0.1)(make_puller).remote(mapper)
     policy = RayPolicy(learner)
-    source = state(megabytes)
+    source, moved = state(megabytes), 0.0
     target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
     found: dict[str, list[float]] = {name: [] for name in ("copy", "publish", "pull", "into")}
     for _ in range(2 + rounds):
@@ -221,6 +221,7 @@ def sparse(changed: float, megabytes: float = 269.0, rounds: int = 5) -> dict[st
     new, held, target = old.copy(), old.copy(), np.zeros_like(old)
     new[np.random.default_rng(1).random(old.size) < changed] ^= 1
     found: dict[str, list[float]] = {"copy": [], "find": [], "apply": []}
+    places = np.empty(0, np.uint32)
     for _ in range(rounds):
         with timed(found["copy"]):
             np.copyto(target, new)

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -96,7 +96,7 @@ class Fleet:
 
 
 def weights(version: int, bad_for_version: int = -1) -> WeightsVersion:
-    return WeightsVersion("policy", version, f"sum{version}", Stored({"bad_for_version": bad_for_version}, ()))
+    return WeightsVersion("policy", version, f"sum{version}", Stored(cast("Any", {"bad_for_version": bad_for_version}), ()))
 
 
 async def ask(engines: Engines, what: int, key: str = "") -> Completion:

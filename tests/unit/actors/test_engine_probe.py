@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding.from_pretrained(_random(7, HIDDEN), freeze=True)
         self.layers = nn.ModuleList([Layer(), Layer()])
-        self.head = Packed(self.embed.weight, keep=True)
+        self.head = Packed(cast("nn.Parameter", self.embed.weight), keep=True)
 
 
 def _random(*shape: int) -> nn.Parameter:

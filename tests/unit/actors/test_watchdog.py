@@ -27,7 +27,7 @@ class Actor:
 
     def __getattr__(self, method: str) -> Any:  # Any: a method of Ray's handles
         class Method:
-            def remote(_, *arguments: object) -> Any:  # Any: a future
+            def remote(_self, *arguments: object) -> Any:  # Any: a future
                 self.told.append((method, *arguments))
                 future = asyncio.get_running_loop().create_future()
                 if method in ("beat", "late"):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample
 
 Make = Callable[..., list[Sample]]
-AWAY = {"offload_activations": True, "offload_optimizer": True}
+HERE: dict[str, Any] = {}  # Any: options of several types
+AWAY: dict[str, Any] = {"offload_activations": True, "offload_optimizer": True}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def learn(policy: PolicyModel, samples: list[Sample]) -> list[float]:
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
 def test_a_policy_learns_the_same(tiny: Path, make_samples: Make, compute: Compute, checkpointing: bool) -> None:
     samples, found = make_samples(), []
-    for options in ({}, AWAY):
+    for options in (HERE, AWAY):
         policy = PolicyModel(tiny, compute=compute, micro_tokens=40, gradient_checkpointing=checkpointing, **options)
         found.append((learn(policy, samples), policy.logp(samples), policy._masters.training_state()))
     (metrics, logp, state), (away_metrics, away_logp, away_state) = found
@@ -46,7 +48,7 @@ def test_a_policy_learns_the_same(tiny: Path, make_samples: Make, compute: Compu
 
 def test_a_critic_learns_the_same(tiny: Path, make_samples: Make) -> None:
     found = []
-    for options in ({}, AWAY):
+    for options in (HERE, AWAY):
         critic = CriticModel(tiny, micro_tokens=40, **options)
         metrics = [critic.update(make_samples(), 1e-3, 0.2).loss for _ in range(2)]
         critic.load_weights(critic.weights_only())
@@ -73,7 +75,7 @@ def test_what_is_away_has_no_bytes(tiny: Path, make_samples: Make, compute: Comp
 
 def test_training_goes_on_with_it_and_without(tiny: Path, tmp_path: Path, make_samples: Make) -> None:
     ends = []
-    for number, (first, then) in enumerate((({}, {}), (AWAY, {}), ({}, AWAY))):
+    for number, (first, then) in enumerate((({}, {}), (AWAY, {}), (HERE, AWAY))):
         policy = PolicyModel(tiny, **first)
         learn(policy, make_samples())
         policy.save_training(tmp_path / str(number))
@@ -130,7 +132,7 @@ def test_freed_memory_is_returned() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_has_room_between_steps(tiny: Path, make_samples: Make) -> None:
     found = []
-    for options in ({}, AWAY):
+    for options in (HERE, AWAY):
         policy = PolicyModel(tiny, device="cuda", **options)
         metrics = learn(policy, make_samples())
         found.append((metrics, torch.cuda.memory_allocated()))

@@ -276,7 +276,7 @@ def test_nothing_is_begun_that_is_of_no_batch() -> None:
 def test_refusals() -> None:
     for wrong in ({"batch_groups": 0}, {"max_staleness": -1}, {"replace": -1}, {"extra": 3}, {"extra": -2}):
         with pytest.raises(ValueError, match="max_staleness"):
-            Flow(**{"batch_groups": 2, "max_staleness": 1} | wrong)
+            Flow(**{"batch_groups": 2, "max_staleness": 1} | wrong)  # type: ignore[arg-type]  # these are numbers
     buffer: GroupBuffer[int] = GroupBuffer(Flow(1, 1))
     with pytest.raises(ValueError, match="no batch"):
         buffer.trained()

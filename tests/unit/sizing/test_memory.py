@@ -147,7 +147,7 @@ def test_what_a_policy_keeps_after_an_update(compute: str, rank: int, tmp_path: 
     held: dict[int, torch.Tensor] = {}
     for tensor in (*model._module.parameters(), *masters._masters.values()):
         held[tensor.untyped_storage().data_ptr()] = tensor
-    moments = [value for state in masters._optimizer.state.values() for value in state.values() if value.dim() > 0]
+    moments = [value for name in masters._masters for value in masters._state_of(name).values() if value.dim() > 0]
     size = sum(tensor.untyped_storage().nbytes() for tensor in (*held.values(), *moments))
     how = Learning(compute, 1024, 512, False, False, 1, rank)
     found = parts(memory.policy(shapes.load(directory), how))

@@ -26,7 +26,7 @@ def machine(**more: object) -> Machine:
 
 
 def times(work: Workload, machine: Machine, *staleness: int, **more: int) -> list[float]:
-    return [simulate(work, machine, max_staleness=s, **more).step_s for s in staleness]
+    return [simulate(work, machine, max_staleness=s, **more).step_s for s in staleness]  # type: ignore[arg-type]  # numbers
 
 
 def test_one_episode_on_one_engine_is_the_sum() -> None:

@@ -58,7 +58,7 @@ class Bench:
     async def sync(self) -> None:
         self.did.append("served")
 
-    async def step(self, step: int, batch: FinishedBatch) -> None:
+    async def step(self, step: int, taken: FinishedBatch) -> None:
         self.begun.append(self.policy.weights)
         self.policy.weights += 1
         self.critic.weights += 10
