@@ -243,7 +243,8 @@ async def _measure(case: Case, folder: Path, script: Script) -> Figures:
     generators = [GeneratorActor.options(**many, **place).remote(model, EngineOptions(), engine) for place in at]
     buffer: Any = BufferActor.options(**many, **at[0]).remote()
     workers = [RolloutActor.options(**many, **place).remote(model, [sandboxes], generators, 0, {}) for place in at]
-    await asyncio.gather(*[actor.ready.remote() for actor in (*generators, buffer, *workers)], sandboxes.busy.remote())
+    actors: list[Any] = [*generators, buffer, *workers]
+    await asyncio.gather(*[actor.ready.remote() for actor in actors], sandboxes.busy.remote())
 
     pool, router = RemotePool([sandboxes]), PrefixRouter(case.nodes, slack=64)
     engines = Engines(generators, router, 0)
