@@ -56,7 +56,8 @@ class Verb:
                 found[key] = known[key].value(value, where)
                 continue
             takes = f"it takes {', '.join(f'{name}=' for name in known)}" if known else "it takes no options"
-            if elsewhere := [verb.name for verb in others if key in {option.name for option in verb.options}]:
+            elsewhere = [verb.name for verb in others if key in {option.name for option in verb.options}]
+            if elsewhere and key not in known:
                 raise ConfigError(f"{key}= is an option of {', '.join(elsewhere)}", where, takes)
             near = difflib.get_close_matches(key, known, n=1)
             raise ConfigError(f"unknown option {word!r}", where, f"nearest: {near[0]}=" if near else takes)

@@ -175,7 +175,7 @@ class ClusterConfig:
         if self.sandbox_nodes > 1 and not self.sandbox_resource:
             what = f"{self.sandbox_nodes} nodes for sandboxes, and nothing keeps two actors from standing on one of them"
             raise ConfigError(
-                what, "cluster.sandbox_resource", "a Ray resource that each of these nodes offers sandbox.concurrency of"
+                what, "cluster.sandbox_resource", "valid: a Ray resource that each of these nodes offers sandbox.concurrency of"
             )
         at_least("cluster", 0, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         at_least("cluster", 0, gpus_generator=self.gpus_generator, gpus_learner=self.gpus_learner)
