@@ -119,12 +119,11 @@ class Place:
             (self.root / name).mkdir(exist_ok=True)
         if not self.real:
             ours, theirs = multiprocessing.Pipe()
-            context = multiprocessing.get_context("fork")
+            context = multiprocessing.get_context("spawn")
             process = context.Process(target=chaos_nodes.serve, args=(theirs, ours, self.environment(), CONCURRENCY))
             process.start()
             theirs.close()
             self._nodes = process, ours
-            chaos_life.warm()  # while the nodes start; and they before it, so that they have none of it
             self._hear()
         return self
 
@@ -187,8 +186,8 @@ class Run:
         said = self.folder / "said"
         said.touch()
         begin = said.stat().st_size
-        chaos_life.warm()
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("forkserver")  # whoever runs this has threads, which no fork takes along
+        context.set_forkserver_preload(["tests.chaos_warm"])
         what = (plan, [*words, f"run_dir={self.dir}"], place.environment(), str(said))
         process = context.Process(target=chaos_life.live, args=what)
         process.start()

@@ -191,14 +191,6 @@ def tell_what_is_awaited(*_: object) -> None:
         task.print_stack(limit=6, file=sys.stderr)
 
 
-def warm() -> None:
-    """What every life imports, once, in the process that they are forked from."""
-    import termrsi.actors.cluster
-    import termrsi.driver
-    import termrsi.model.checkpoint
-    import termrsi.pipeline  # noqa: F401
-
-
 def live(plan: Plan, words: Sequence[str], environment: Mapping[str, str], said: str) -> None:
     """The target of a forked process: `termrsi WORDS` with this plan; its output goes to the file `said`."""
     os.setsid()

@@ -1,4 +1,4 @@
-"""Scripted parts behind the real actors of a run: an engine, a model with an optimizer, a tokenizer. No torch, and so soon there.
+"""Scripted parts behind the real actors of a run: an engine, a model with an optimizer, a tokenizer.
 
 All of them are functions of what they are given: a run that is killed and goes on must come to the same numbers, to the bit.
 """
@@ -9,14 +9,15 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import ray
 
+from termrsi import weights
 from termrsi.actors.busy import Busy
 from termrsi.errors import CheckpointError, WeightsError
 from termrsi.fakes import FakeTokenizer
@@ -61,8 +62,8 @@ class Engine:
         logprobs = tuple(-0.5 - drawn[1 + i % 30] / 512 for i in range(len(ids)))
         return Completion(ids, logprobs, "stop", self.version, self.version)
 
-    async def load(self, packed: dict[str, list[float]], version: int) -> dict[str, float]:
-        self._weights, self.version = digest(packed["weights"]), version
+    async def load(self, facts: weights.Facts, fetch: Callable[..., Any], version: int) -> dict[str, float]:  # Any: as `Fetcher`
+        self._weights, self.version = digest(numbers_in(await fetch(list(facts)))), version
         self._gate.set()
         return {}
 
@@ -73,14 +74,6 @@ class Engine:
         self._gate.set()
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """As `weights.StateMeta`."""
-
-    checksum: str
-    size_bytes: int
 
 
 class Host:
@@ -136,13 +129,16 @@ class Host:
     def checksum(self) -> str:
         return digest(self._numbers)
 
-    @ray.method(num_returns=2)
-    def export(self) -> tuple[tuple[int, Meta], dict[str, list[float]]]:
-        self._version += 1
-        return (self._version, Meta(self.checksum(), 8 * SIZE)), {"weights": list(self._numbers)}
+    def export(self, base: int, bucket_bytes: int) -> Iterator[Any]:  # Any: an object of the store, then `Handed`
+        from termrsi.actors.model_host import Handed
 
-    def pull(self, packed: dict[str, list[float]], expected: str) -> None:
-        self._numbers, self._moments = list(packed["weights"]), [0.0] * SIZE
+        self._version += 1
+        state = packed(self._numbers)
+        yield state
+        yield Handed(self._version, weights.facts_of(state), (tuple(state),))
+
+    def pull(self, stored: weights.Stored, expected: str) -> None:
+        self._numbers, self._moments = numbers_in(ray.get(stored.parts[0].reference)), [0.0] * SIZE
         if self.checksum() != expected:
             raise WeightsError(f"checksum {self.checksum()} after a pull of {expected}", "critic")
 
@@ -167,5 +163,14 @@ def read(directory: str) -> dict[str, list[float]]:
         raise CheckpointError(f"cannot be read: {error}", directory) from error
 
 
+def packed(numbers: Sequence[float]) -> weights.PackedState:
+    return {"numbers": ("float64", (SIZE,), np.array(numbers).view(np.uint8))}
+
+
+def numbers_in(state: weights.PackedState) -> list[float]:
+    return state["numbers"][2].view(np.float64).tolist()
+
+
 def digest(numbers: Sequence[float]) -> str:
-    return hashlib.sha256(repr(list(numbers)).encode()).hexdigest()[:16]
+    """As it is published."""
+    return weights.checksum(weights.facts_of(packed(numbers)))

@@ -171,7 +171,9 @@ class PolicyModel:
     def stream(self) -> Iterator[tuple[str, Tensor]]:
         """`state` one tensor after the other, on this process's device. Over several processes all must come to its end together;
         the first is given the tensors, the others nothing."""
-        for name, tensor in untied_state(self._module).items():
+        own = untied_state(self._module)
+        made = own.items() if self._lora is None else lora.merged(own, self._masters.weights(), self._lora)
+        for name, tensor in made:
             full = whole(tensor.detach().to(torch.bfloat16))
             if self._ranks.first:
                 yield name, full

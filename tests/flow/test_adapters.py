@@ -82,6 +82,7 @@ async def test_a_stage_trains_adapters_over_processes_on_ray(tmp_path: Path, own
     """SFT with a learner of two processes: what it publishes and saves is merged, and a learner of one goes on from it."""
     import ray
 
+    from termrsi.actors.engine_weights import Fetcher
     from termrsi.actors.model_host import PolicyActor, RayPolicy, make_actors, meet
 
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
@@ -103,7 +104,8 @@ async def test_a_stage_trains_adapters_over_processes_on_ray(tmp_path: Path, own
     losses = [result.summary[key] for key in ("first_loss", "last_loss")]
     assert losses[1] < losses[0]  # type: ignore[operator]  # both numbers
     published = await made.policy.publish()
-    state = weights.unpack(await published.handle[0])  # type: ignore[index]  # a list of one object reference
+    assert isinstance(published.handle, weights.Stored)
+    state = weights.unpack(await Fetcher(published.handle)(list(published.handle.facts)))
     base, saved = load_file(model / "model.safetensors"), load_file(ctx.out / "policy" / "model.safetensors")
     assert published.checksum == checksum(saved) == checksum(state) != start == checksum(base)
     changed = {name for name in base if not bool((base[name] == state[name]).all())}

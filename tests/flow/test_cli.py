@@ -337,9 +337,10 @@ def test_error_analysis_is_added_by_overrides_and_goes_on_where_it_was_stopped(t
     assert "Errors of final_eval: 12 runs judged" in table.stdout
     assert "final_eval less base_eval, paired by task" in table.stdout
     assert "errors less errors" in _run("report", "errors", str(run), "stage=errors", "against=errors").stdout
-    for words in ((), ("stage=sft",), ("stage=errors", "of=sft"), ("errors",)):
+    option = "it takes stage=, against="
+    for words, told in ((), "analyse"), (("stage=sft",), "analyse"), (("stage=errors", "of=sft"), option), (("errors",), option):
         refused = _run("report", "errors", str(run), *words)
-        assert (refused.returncode, "analyse" in refused.stderr) == (2, True)
+        assert (refused.returncode, told in refused.stderr) == (2, True)
     # Killed half-way through the fifth line: the first four stay as they are, and nothing is set aside.
     whole = (folder / "judgements.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "manifest.json").unlink()
