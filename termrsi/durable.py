@@ -10,11 +10,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LONGEST = 60  # characters of a name in its draft's: of up to four bytes each, and a name has at most 255
 
 
 def write_text(path: Path, text: str, *, errors: str = "strict", sync: bool = True) -> None:
     """All of it under its name, in place of what was there; on an error what was there stays. `sync`: on disk on return."""
-    data, draft = text.encode("utf-8", errors), path.with_name(f".{path.name}.part")
+    write_bytes(path, text.encode("utf-8", errors), sync=sync)
+
+
+def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """As `write_text`."""
+    draft = path.with_name(f".{path.name[:LONGEST]}.part")
     with _named(path, len(data)):
         try:
             with draft.open("wb", buffering=0) as file:

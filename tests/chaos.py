@@ -66,7 +66,9 @@ echo $reward > /logs/verifier/reward.txt
 """
 # An end of the driver takes the run's own Ray with it.
 ROLES = ("generator", "policy", "critic", "reference", "rollouts", "sandboxes", "queue", "buffer", "driver", "node")
-RAYS_OWN = ("raylet", "gcs_server", "/ray/", "ray::IDLE", "default_worker.py")  # in what its processes are called
+WENT = ("busy/", "step_seconds", "waiting", "prompt_cached")  # of a step: how it went, not what it did
+# In what its processes are called.
+RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "raylet", "gcs_server", "/ray/", "ray::IDLE", "default_worker.py")
 
 
 class ChaosError(AssertionError):
@@ -312,11 +314,12 @@ def verdicts(stage: Path) -> dict[str, dict[str, bool | None]]:
 
 
 def curve(path: Path) -> dict[str, dict[str, float]]:
-    """The figures of each step as it was done last, without means over the steps of one life, and without times."""
+    """The figures of each step as it was done last, without means over the steps of one life, and without how it went."""
     steps: dict[str, dict[str, float]] = {}
     for figures in lines(path):
         if "step" in figures:
-            own = {k: v for k, v in figures.items() if "/mean" not in k and k not in {"time", "stage"} and not k.endswith("_s")}
+            kept = [k for k in figures if "/mean" not in k and k not in {"time", "stage"} and not k.startswith(WENT)]
+            own = {k: figures[k] for k in kept if not k.endswith("_s")}
             key = f"{figures['stage']} {figures['step']:.0f}"
             steps[key] = steps.get(key, {}) | own
     return dict(sorted(steps.items()))

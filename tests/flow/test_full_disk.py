@@ -1,7 +1,7 @@
 """A disk that fills up, at whatever a run was writing: one line that names the file, no half file that counts, and the run goes on.
 
 Writes of a run on the fakes are counted where they leave Python, under whatever opened the file, and told apart by the file's kind.
-Of each kind the first and the last one fail in turn: half of it is written, as on a disk that fills up, and all later ones fail.
+Of each kind the first and the middle one fail in turn: half of it is written, as on a disk that fills up, and all later ones fail.
 Policy and critic write through other languages: they save to a small disk of their own.
 """
 
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,30 @@ from termrsi.durable import Lines, write_text
 
 
 class Disk:
-    """Counts writes below `root`; from number `full_at` on there is no room."""
+    """Counts writes below `root` by kind; from number `full_at[1]` of kind `full_at[0]` on there is no room for anything.
+
+    By kind, because how often some files are written depends on how long others took.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.full_at = str(root), -1
-        self.written: list[str] = []
+        self.root = str(root)
+        self.full_at: tuple[str, int] | None = None
+        self.written: Counter[str] = Counter()
+        self.full = ""  # the file that met it
         self._write, self._open = os.write, io.open
 
     def take(self, name: str, data: Any) -> int | None:  # Any: whatever a file takes
         """None: there is room. Else how much of it there is room for, before the error."""
         if not name.startswith(self.root):
             return None
-        self.written.append(name)
-        if self.full_at < 0 or len(self.written) <= self.full_at:
+        if self.full:
+            return 0
+        number = self.written[what := kind(name, self.root)]
+        self.written[what] += 1
+        if self.full_at != (what, number):
             return None
-        return memoryview(data).nbytes // 2 if len(self.written) == self.full_at + 1 else 0
+        self.full = name
+        return memoryview(data).nbytes // 2
 
     def os_write(self, number: int, data: Any) -> int:  # Any: as above
         room = self.take(str(Path(f"/proc/self/fd/{number}").readlink()), data)
@@ -112,19 +122,17 @@ def test_whichever_write_meets_it_the_run_says_so_and_goes_on(
         return main([*words, "scale=dry", "trials=true", f"run_dir={place}"])
 
     assert run(tmp_path / "run") == 0
-    whole, kinds = results(tmp_path / "run"), {}
-    for number, name in enumerate(disk.written):
-        kinds.setdefault(kind(name, disk.root), []).append(number)
-    numbers = sorted({number for found in kinds.values() for number in (found[0], found[-1])})
+    whole, kinds = results(tmp_path / "run"), dict(disk.written)
+    places = sorted({(name, number) for name, times in kinds.items() for number in (0, (times - 1) // 2)})
     assert {"/metrics.jsonl", "/.ledger.json", "/.config.yaml"} <= kinds.keys()
     assert any("manifest.json" in name for name in kinds)
     (tmp_path / "run").rename(tmp_path / "whole")
     capsys.readouterr()
-    for place in numbers:
+    for number, place in enumerate(places):
         disk.written.clear()
-        disk.full_at = place
+        disk.full_at, disk.full = place, ""
         code = run(tmp_path / "run")
-        err, failed = capsys.readouterr().err, disk.written[place]
+        err, failed = capsys.readouterr().err, disk.full
         assert code == 1, (failed, err)
         told = [line for line in err.splitlines() if line.startswith("termrsi: ")]
         assert len(told) == 1, (failed, err)
@@ -132,11 +140,11 @@ def test_whichever_write_meets_it_the_run_says_so_and_goes_on(
         assert "the disk is full" in told[0], (failed, err)
         assert str(tmp_path / "run") in told[0]
         check_whole(tmp_path / "run")
-        disk.full_at = -1
+        disk.full_at, disk.full = None, ""
         assert run(tmp_path / "run") == 0, failed
         assert results(tmp_path / "run") == whole, failed
         check_whole(tmp_path / "run")
-        (tmp_path / "run").rename(tmp_path / f"run-{place}")
+        (tmp_path / "run").rename(tmp_path / f"run-{number}")
         capsys.readouterr()
 
 
@@ -169,7 +177,7 @@ def test_a_model_that_does_not_fit_leaves_nothing_and_the_one_before_stays(small
             save(place)
         assert caught.value.errno == errno.ENOSPC
         assert (place / "before").read_text() == "x"
-        assert sorted(path.name for path in small_disk.iterdir()) == ["others", role]
+        assert {path.name for path in small_disk.iterdir()} == {"others", role}
 
 
 def test_a_line_is_whole_or_not_there_and_a_file_as_it_was(small_disk: Path) -> None:
