@@ -26,7 +26,7 @@ for seed in $SEEDS; do
     for arm in $ARMS; do
         IFS=, read -ra words <<<"$arm"
         name="${arm//=/-}" # Hydra reads a sign of equality in a path as one of its own
-        run "$OUT/${name//,/+}/seed-$seed" seed="$seed" reuse="$base" "${words[@]}" "$@"
+        run "$OUT/${name//,/+}/seed-$seed" seed="$seed" reuse="$base" "$@" "${words[@]}" # what an arm says comes last
     done
 done
 termrsi report "${directories[@]}" | tee "$OUT/table.md"
