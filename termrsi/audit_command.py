@@ -1,4 +1,4 @@
-"""`termrsi tasks audit PATH`: are the tasks of a collection, or of the bundled suite, fit to be trained on?"""
+"""`termrsi tasks audit PATH|bundled`: are the tasks of a collection, or of the bundled suite, fit to be trained on?"""
 
 import asyncio
 from pathlib import Path
@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from termrsi.errors import ConfigError
 from termrsi.judge import judge_of
 from termrsi.ports import Writer
 from termrsi.records import LoadResult, Outcome, TaskAudit
 from termrsi.report import funnel
 from termrsi.reward.gates import GATES
+from termrsi.task_folders import loaded
 from termrsi.task_options import Options
 
 _OUT = Console(highlight=False, soft_wrap=True)
@@ -20,12 +20,11 @@ _OUT = Console(highlight=False, soft_wrap=True)
 
 def run(path: str, options: Options) -> int:
     """0 once it has run, whatever it found. Raises ConfigError."""
-    from termrsi import tasks
     from termrsi.places import cache_dir
     from termrsi.reward.audit import refused
 
     judge = judge_of(options.judge, options.judge_model, options.judge_key_env)
-    result = tasks.load_dir(_folder(path, options), strict=options.strict)
+    result = loaded(path, options)
     log = (Path(options.out) if options.out else cache_dir() / "audit") / "audit.jsonl"
     audits = [*map(refused, result.skipped), *asyncio.run(_audited(result, options, judge, log))]
     show(audits)
@@ -51,20 +50,6 @@ def show(audits: list[TaskAudit]) -> None:
                     _OUT.print(f"  {finding.gate}: {' '.join(line.split())}", markup=False)
     counts = funnel.verdicts(audits)
     _OUT.print(f"{len(audits)} tasks: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", markup=False)
-
-
-def _folder(path: str, options: Options) -> Path:
-    from termrsi.places import cache_dir
-
-    if path == "bundled":
-        from termrsi.tasks import bundled
-
-        levels = [int(level) for level in options.levels.split(",")] if options.levels else [1]
-        families = options.families.split(",") if options.families else None
-        return bundled.ensure(cache_dir() / "tasks", seeds=range(options.seeds), levels=levels, families=families)
-    if not Path(path).is_dir():
-        raise ConfigError(f"no task directory at {path!r}", "tasks", "valid: a task directory, a tree of them, or bundled")
-    return Path(path)
 
 
 async def _audited(result: LoadResult, options: Options, judge: Writer | None, log: Path) -> list[TaskAudit]:

@@ -9,14 +9,46 @@ from pathlib import Path
 
 from rich.console import Console
 
-from termrsi import data_commands, plan_command, serve, task_commands
+from termrsi import data_commands, plan_command, serve, task_commands, task_options
 from termrsi.errors import ConfigError
+from termrsi.options import Option, Verb, help_of, usage
 
 _OUT = Console(highlight=False, soft_wrap=True)
+HELP = frozenset({"-h", "--help"})
+EXIT_CODES = "0 done, 1 a fault on the way or one that was found, 2 it cannot be done as asked, 130 and 143 stopped by a signal"
+_REPORT = Verb("report", "RUN_DIR ...", "the ledger of a run, or means over the seeds of several")
+_ERRORS = Verb(
+    "report errors",
+    "RUN_DIR",
+    "what a stage of kind analyse found",
+    (Option("stage", "NAME", "which one"), Option("against", "NAME", "another one, that it is set beside")),
+)
+VERBS = (
+    Verb("doctor", "", "what this machine can run, and what is missing"),
+    Verb("doctor --clean", "", "removes what killed runs left on this machine"),
+    *task_options.VERBS,
+    *data_commands.VERBS,
+    _REPORT,
+    _ERRORS,
+    serve.VERB,
+    plan_command.verb(),
+)
+USAGE = f"""usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=value ...]
+       termrsi experiment=NAME stage=NAME          one stage of the pipeline, on what the run directory holds
+{usage(VERBS)}
+
+experiments: {{experiments}}
+Any key of termrsi/config/schema.py and stages.py can be set: seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.
+A run that was stopped goes on at its first unfinished stage when the same command is given again.
+What an option means: termrsi VERB --help.
+Exit code: {EXIT_CODES}."""
 
 
 def run(arguments: list[str]) -> int:
     """Raises ConfigError for a word that is no command."""
+    if HELP & set(arguments) and (verbs := _verbs([word for word in arguments if word not in HELP])):
+        _OUT.print("\n".join(map(help_of, verbs)), markup=False)
+        return 0
     match arguments:
         case ["doctor"]:
             return doctor()
@@ -24,10 +56,9 @@ def run(arguments: list[str]) -> int:
             return clean()
         case ["report", "errors", directory, *words]:
             return errors(Path(directory), words)
-        case ["report", directory]:
-            return report(Path(directory))
-        case ["report", *directories] if directories:
-            return compared([Path(directory) for directory in directories])
+        case ["report", *directories] if directories and directories != ["errors"]:
+            places = [Path(directory) for directory in directories]
+            return report(places[0]) if len(places) == 1 else compared(places)
         case ["tasks", *rest]:
             return task_commands.run(rest)
         case ["data", *rest]:
@@ -39,6 +70,15 @@ def run(arguments: list[str]) -> int:
         case ["report", *_]:
             raise ConfigError("needs a run directory, or several", "termrsi report", "termrsi report RUN_DIR ...")
     raise ConfigError(f"unknown command {' '.join(arguments)!r}", "termrsi", "termrsi --help lists the commands")
+
+
+def _verbs(words: list[str]) -> list[Verb]:
+    """Those whose name the words begin with, else those that begin with the words: of `tasks` all of its own."""
+    named = [verb for verb in VERBS if words and verb.name.split() == words[: len(verb.name.split())]]
+    longest = max((len(verb.name.split()) for verb in named), default=0)
+    exact = [verb for verb in named if len(verb.name.split()) == longest]
+    below = [verb for verb in VERBS if words and verb.name.split()[: len(words)] == words]
+    return below or exact
 
 
 def doctor() -> int:
@@ -86,9 +126,9 @@ def report(run_dir: Path) -> int:
     from termrsi.report import ledger
     from termrsi.report.screen import Screen
 
-    entries = ledger.read(run_dir)
+    entries = ledger.read(_there(run_dir))
     if not entries:
-        raise ConfigError("no finished stage there", str(run_dir), "valid: a run directory")
+        raise ConfigError("no stage of it is finished", str(run_dir), "valid: a run that has finished one")
     Screen().ledger(entries)
     return 0
 
@@ -97,7 +137,7 @@ def compared(run_dirs: list[Path]) -> int:
     """Several runs as one table of their arms, in Markdown."""
     from termrsi.report import compare
 
-    _OUT.print(compare.table([compare.read(run_dir) for run_dir in run_dirs]), markup=False, end="")
+    _OUT.print(compare.table([compare.read(_there(run_dir)) for run_dir in run_dirs]), markup=False, end="")
     return 0
 
 
@@ -106,10 +146,12 @@ def errors(run_dir: Path, words: list[str]) -> int:
     from termrsi.report import errors as table
     from termrsi.stages import analyse, error_rates
 
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    if "stage" not in given or len(given) < len(words) or not given.keys() <= {"stage", "against"}:
-        valid = ", ".join(table.stages(run_dir)) or "none is finished"
-        raise ConfigError("needs stage=NAME, and takes against=NAME", "termrsi report errors", f"stages of kind analyse: {valid}")
+    given, finished = _ERRORS.read(words), table.stages(_there(run_dir))
+    if not finished:
+        valid = "valid: a run whose pipeline has one, finished"
+        raise ConfigError("no stage of kind analyse is finished there", str(run_dir), valid)
+    if "stage" not in given:
+        raise ConfigError("needs stage=NAME", "termrsi report errors", f"stages of kind analyse: {', '.join(finished)}")
     found = table.read(run_dir, given["stage"])
     _OUT.print(table.rates(found), markup=False, end="")
     if "against" in given:
@@ -119,13 +161,23 @@ def errors(run_dir: Path, words: list[str]) -> int:
     return 0
 
 
+def _there(run_dir: Path) -> Path:
+    """Raises ConfigError, with the runs that are beside it, for what is no run directory."""
+    if (run_dir / "stages").is_dir():
+        return run_dir
+    what = f"no run directory at {str(run_dir)!r}" + (": it has no stages/" if run_dir.is_dir() else "")
+    near = sorted(str(found.parent) for place in (run_dir.parent, Path("runs")) for found in place.glob("*/ledger.json"))
+    valid = ", ".join(list(dict.fromkeys(near))[:5]) or "a directory that a run has written"
+    raise ConfigError(what, "termrsi report", f"valid: {valid}")
+
+
 def clean() -> int:
     """Removes what dead runs left on this machine, of every backend; one line each. Living runs are not touched."""
-    from termrsi.actors import generator
+    from termrsi.actors import buckets
     from termrsi.places import cache_dir
     from termrsi.sandbox import reap
 
-    removed = [*reap.everything(cache_dir=cache_dir()), *generator.reap()]
+    removed = [*reap.everything(cache_dir=cache_dir()), *buckets.reap()]
     for name in removed:
         _OUT.print(f"removed {name}", markup=False)
     _OUT.print(f"{len(removed)} removed" if removed else "nothing was left", markup=False)

@@ -1,11 +1,10 @@
 """`termrsi data show|stats|export|import`: what a data set holds, and data sets from and to other programs' chat messages."""
 
-import difflib
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +14,30 @@ from rich.table import Table
 from rich.text import Text
 
 from termrsi.errors import ConfigError
+from termrsi.options import FLAG, NUMBER, Option, Verb
 
 if TYPE_CHECKING:
     from termrsi.datasets import Row
     from termrsi.harness.render import ChatFormat
 
 _OUT = Console(highlight=False, soft_wrap=True)
-VALID = (
-    "termrsi data show FILE|RUN_DIR [rows=N] [text=true tokenizer=DIR] | stats FILE|RUN_DIR"
-    " | export FILE OUT.jsonl tokenizer=DIR | import IN.jsonl OUT.parquet tokenizer=DIR"
+_TOKENIZER = Option("tokenizer", "DIR", "a policy's directory, or any with a chat template")
+VERBS = (
+    Verb(
+        "data show",
+        "FILE|RUN_DIR",
+        "rows of the data sets that stages write: lineage, counts, text",
+        (
+            Option("rows", NUMBER, "of each file; 3 if not given"),
+            Option("text", FLAG, "true: decoded, with what is trained on marked"),
+            _TOKENIZER,
+        ),
+    ),
+    Verb("data stats", "FILE|RUN_DIR", "rows, tasks, families, tokens, turns, rewards, rows per lineage"),
+    Verb("data export", "FILE OUT.jsonl", "to chat messages, as other programs read them", (_TOKENIZER,)),
+    Verb("data import", "IN.jsonl OUT.parquet", "from chat messages, of any program", (_TOKENIZER,)),
 )
-TAKES = {"show": ("rows", "text", "tokenizer"), "stats": (), "export": ("tokenizer",), "import": ("tokenizer",)}
+VALID = "termrsi data --help lists what each takes"
 QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "most": 1.0}
 LINEAGE = ("kind", "run", "experiment", "stage", "harness", "runbook", "seed", "checkpoint")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a command printed could give orders to a terminal
@@ -40,23 +52,7 @@ class Options:
     @classmethod
     def of(cls, verb: str, words: list[str]) -> "Options":
         """From `key=value`. Raises ConfigError that names the nearest key, or what a value must be."""
-        options, known = cls(), [one.name for one in fields(cls) if one.name in TAKES[verb]]
-        for word in words:
-            key, given, value = word.partition("=")
-            if not given or key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise ConfigError(f"unknown option {word!r}", f"termrsi data {verb}", f"nearest: {near[0]}=" if near else VALID)
-            if key == "rows" and (not value.isdigit() or int(value) < 1):
-                raise ConfigError(f"rows is {value!r}", f"termrsi data {verb}", "valid: a whole number from 1 on")
-            if key == "text" and value.lower() not in ("true", "false"):
-                raise ConfigError(f"text is {value!r}", f"termrsi data {verb}", "valid: true or false")
-            match key:
-                case "rows":
-                    options.rows = int(value)
-                case "text":
-                    options.text = value.lower() == "true"
-                case _:
-                    options.tokenizer = value
+        options = cls(**next(one for one in VERBS if one.name == f"data {verb}").read(words, VERBS))
         if (options.text or verb in ("export", "import")) and not options.tokenizer:
             raise ConfigError("needs a tokenizer", f"termrsi data {verb}", "tokenizer=DIR, a policy's directory for example")
         if verb == "show" and options.tokenizer and not options.text:

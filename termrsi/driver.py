@@ -1,7 +1,7 @@
 """The entry point: `termrsi`, `python -m termrsi`. Subcommands before Hydra; heavy imports only once the configuration is sound.
 
 termrsi experiment=NAME [scale=…] [key=value …]     run a pipeline, or go on with one
-termrsi doctor | tasks list|show|check|kit|audit PATH | data show|stats|export|import | report RUN_DIR | serve CHECKPOINT | plan
+termrsi VERB …                                      what `termrsi.commands.VERBS` lists
 """
 
 import asyncio
@@ -9,37 +9,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from termrsi import commands
+from termrsi.commands import HELP, USAGE
 from termrsi.errors import ConfigError, TermrsiError
-
-USAGE = """usage: termrsi experiment=NAME [scale=dry|laptop|node|full] [key=value ...]
-       termrsi experiment=NAME stage=NAME          one stage of the pipeline, on what the run directory holds
-       termrsi doctor                              what this machine can run, and what is missing
-       termrsi doctor --clean                      removes what killed runs left on this machine
-       termrsi tasks list PATH                     tasks of a directory, and what was refused and why
-       termrsi tasks show PATH                     all that is known of each, its verifier's contract too
-       termrsi tasks check PATH                    run each task's solution and an empty submission
-                 [strict=true] [backend=docker] [attempts=N] [jobs=N] [run=false] [kit=DIR]
-       termrsi tasks audit PATH|bundled            which tasks are fit to be trained on: gates in sandboxes, and judges
-                 [jobs=N] [mutants=N] [network=host] [kit=DIR] [out=DIR] [judge=URL judge_model=NAME judge_key_env=VAR]
-       termrsi tasks kit PATH [out=DIR]            fetch once what their verifiers install, to verify without a network
-       termrsi data show FILE|RUN_DIR [rows=N]     rows of the data sets that stages write: lineage, counts
-                 [text=true tokenizer=DIR]         and their text, with what is trained on marked
-       termrsi data stats FILE|RUN_DIR             rows, tasks, families, tokens, turns, rewards, rows per lineage
-       termrsi data export FILE OUT.jsonl tokenizer=DIR          to chat messages, as other programs read them
-       termrsi data import IN.jsonl OUT.parquet tokenizer=DIR    from chat messages, of any program
-       termrsi report RUN_DIR                      the ledger of a run
-       termrsi report errors RUN_DIR stage=NAME    what a stage of kind analyse found, [against=NAME] beside another's
-       termrsi serve CHECKPOINT [port=8000]        an OpenAI-compatible server on a policy
-       termrsi plan experiment=NAME [key=value ...]                memory of each role, and what its time and cost would be:
-                 [price=N] [json=true] [turns=N] [reply=N] [flops=N] ...       estimated, every assumption told
-
-experiments: {experiments}
-Any key of termrsi/config/schema.py and stages.py can be set: seed=1 stages.rpr_1.steps=8 run_dir=/data/run logger=wandb_offline.
-A run that was stopped goes on at its first unfinished stage when the same command is given again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 2 it cannot be run as asked, 1 a fault on the way, 130 and 143 stopped by a signal."""
+    """The exit code: `commands.EXIT_CODES`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
@@ -50,14 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+    is_run = bool(arguments) and "=" in arguments[0]
+    if not arguments or arguments[0] in {*HELP, "help"} or (is_run and HELP & set(arguments)):
         from termrsi.config.load import choices
 
         print(USAGE.format(experiments=", ".join(choices("experiment"))))  # noqa: T201 the answer of a command
         return 0
-    if "=" not in arguments[0] and not arguments[0].startswith("-"):
-        from termrsi import commands
-
+    if not is_run and not arguments[0].startswith("-"):
         return commands.run(arguments)
     return _run(arguments)
 

@@ -5,6 +5,8 @@
       TaskError         one task directory cannot be used
       SandboxError      a sandbox could not start, or was lost
         SandboxSpoiled  by what ran in it: the one fault that is the agent's, and ends as a StopReason or a Verdict
+        SnapshotGone    the state that was to be started from lay on a node that was lost: another start would find it no more
+      PoolError         no node for sandboxes is left: the end of a run, for no other sandbox can be had
       VerifierError     a verifier could not run, or its result is invalid (never scored as 0)
       EngineError       the generator, or a model behind an endpoint, cannot be had
         RequestRefused  one request is not taken, because of what it holds: its item's outcome, never the end of a run
@@ -45,6 +47,14 @@ class SandboxError(TermrsiError, RuntimeError):
 
 class SandboxSpoiled(SandboxError):
     """What ran in a sandbox left it unusable: its shell taken away, its disk or memory used up. The agent's doing: scored 0."""
+
+
+class SnapshotGone(SandboxError):
+    """The state that was to be started from lay on a node that was lost. Dropped and counted: no retry cures it."""
+
+
+class PoolError(TermrsiError, RuntimeError):
+    """No node for sandboxes is left. Not a SandboxError: whoever tries again on a fresh sandbox would have none."""
 
 
 class VerifierError(TermrsiError, RuntimeError):

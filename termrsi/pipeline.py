@@ -5,21 +5,20 @@ judges data, from its last checkpoint if it trains; a finished one is never run 
 The critic's weights go from stage to stage as an object of the Ray store that the driver owns; after a restart they come from disk.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from termrsi import setup
+from termrsi import durable, setup
+from termrsi.claim import Claim
 from termrsi.config import load as configuration
+from termrsi.config import settings
 from termrsi.config.schema import Config
 from termrsi.config.stages import PLAYS, READS, AuditConfig, PolicyOptimConfig, RprConfig, SftConfig, StageConfig
 from termrsi.errors import ConfigError, StageError
@@ -87,12 +86,17 @@ class Pipeline:
     async def run(self) -> None:
         """Raises what stopped it, after everything it started has ended."""
         with logs.ids(run=self._config.run_name):
-            await self._run()
+            try:
+                await self._run()
+            except OSError as error:
+                if full := _full_disk(error, self.run_dir):
+                    raise full from error
+                raise
 
     async def _run(self) -> None:
         config = self._config
-        await setup.preflight(config, self.run_dir)
-        with _locked(self.run_dir):
+        await setup.preflight(config, self.run_dir, self._screen.say)
+        with Claim(self.run_dir) as claim:
             names = [n for n in config.pipeline if not config.only or n == config.only]
             self._adopt(names)
             todo = [n for n in names if not self._finished(n)]
@@ -100,14 +104,16 @@ class Pipeline:
                 checkpoints.forget(self._dir(name))
             self._check_inputs(todo)
             if not todo:
+                # It may have been killed while it ended.
+                setup.reap(config, "a crashed run", self._screen.say, frozenset(), owner=config.owner)
                 self._screen.say(f"every stage is finished in {self.run_dir}")
                 self._show()
                 return
             if len(todo) < len(names):
                 self._screen.say(f"going on in {self.run_dir}; finished before: {', '.join(n for n in names if n not in todo)}")
+            parts = setup.parts(config, self._screen.say, self._kept(todo))
+            claim.keep()
             configuration.record(config, self._overrides, self.run_dir)
-            kept = frozenset(snapshot for name in todo for snapshot in checkpoints.snapshots(self._dir(name)))
-            parts = setup.parts(config, self._screen.say, kept)
             sinks = Sinks(config, self.run_dir, parts.meter)
             try:
                 await parts.start(self.on_connected)
@@ -115,17 +121,17 @@ class Pipeline:
                 for name in todo:
                     with logs.ids(stage=name):
                         await self._stage(name, config.stages[name], parts, sinks)
-            except OSError as error:
-                if full := _full_disk(error, self.run_dir):
-                    raise full from error
-                raise
             finally:
                 self.closing = True  # from here on a signal changes nothing: what was started is being ended
                 try:
-                    await parts.close()
+                    await parts.close(self._kept(name for name in todo if not self._finished(name)))
                 finally:
                     sinks.close()
             self._show()
+
+    def _kept(self, names: Iterable[str]) -> frozenset[str]:
+        """Ids of the snapshots that these stages may go on from."""
+        return frozenset(snapshot for name in names for snapshot in checkpoints.snapshots(self._dir(name)))
 
     def _show(self) -> None:
         self._screen.ledger(ledger.read(self.run_dir))
@@ -137,7 +143,7 @@ class Pipeline:
         found = {"checks": pool_digest(parts.checks.values()), **pool}
         path = self.run_dir / "pool.json"
         if not path.is_file():
-            path.write_text(json.dumps(found, indent=1) + "\n")
+            durable.write_text(path, json.dumps(found, indent=1) + "\n")
         elif (before := json.loads(path.read_text())) != found:
             changed = [key for key in found if before.get(key) != found[key]]
             raise ConfigError(
@@ -195,8 +201,9 @@ class Pipeline:
         if manifest is None:
             return False
         if manifest["fingerprint"] != self._fingerprint(name):
+            changed = settings.differences(manifest.get("settings", {}), self._settings(name))
             raise ConfigError(
-                f"stage {name!r} in {self.run_dir} was run with another configuration",
+                f"stage {name!r} in {self.run_dir} was run with another configuration" + (f": {changed}" if changed else ""),
                 "run_dir",
                 "take another run_dir, or the old settings",
             )
@@ -208,16 +215,37 @@ class Pipeline:
         Not of how the machine does it (checkpoints, `sandbox`, `cluster`, the model's arithmetic and engine, where the
         endpoint of a role is and what it takes), nor of the code.
         """
-        c = self._config
-        read = {getattr(c.stages[name], key, "") for key in READS} & set(c.stages)
-        own = {key: value for key, value in asdict(c.stages[name]).items() if key != "checkpoint_every"}
-        what = [own, *(asdict(x) for x in (c.tasks, c.sampling, c.limits)), c.seed, c.dry, c.model.path]
-        if c.stages[name].kind in WITH_CRITIC:
-            what.append({"critic_layers": c.model.critic_layers})
-        if roles := {role: c.roles[role] for role in PLAYS[c.stages[name].kind] if role in c.roles}:
-            what.append({role: [m.model, m.continues, m.extra] for role, m in roles.items()})
-        what.append({source: self._fingerprint(source) for source in sorted(read)})
+        what = [value for _, value in self._asked(name)]
+        what.append({source: self._fingerprint(source) for source in self._read(name)})
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+    def _read(self, name: str) -> list[str]:
+        """The stages that one reads."""
+        stages = self._config.stages
+        return sorted({getattr(stages[name], key, "") for key in READS} & set(stages))
+
+    def _asked(self, name: str) -> list[tuple[str, Any]]:  # Any: as JSON has it
+        """Where each part of what a stage is asked to do is set, and its value."""
+        c, kind = self._config, self._config.stages[name].kind
+        own = {key: value for key, value in asdict(c.stages[name]).items() if key != "checkpoint_every"}
+        what: list[tuple[str, Any]] = [(f"stages.{name}", own)]
+        what += [("tasks", asdict(c.tasks)), ("sampling", asdict(c.sampling)), ("limits", asdict(c.limits))]
+        what += [("seed", c.seed), ("dry", c.dry), ("model.path", c.model.path)]
+        if kind in WITH_CRITIC:
+            what.append(("model", {"critic_layers": c.model.critic_layers}))
+        if kind in TRAINS and c.model.lora_rank:
+            own = {"lora_rank": c.model.lora_rank, "lora_alpha": c.model.lora_alpha, "lora_targets": sorted(c.model.lora_targets)}
+            what.append(("model", own))
+        if roles := {role: c.roles[role] for role in PLAYS[kind] if role in c.roles}:
+            what.append(("roles", {role: [m.model, m.continues, m.extra] for role, m in roles.items()}))
+        return what
+
+    def _settings(self, name: str) -> dict[str, Any]:  # Any: as JSON has it
+        """All of that by key, with what the stages that it reads were asked."""
+        found = settings.flat(self._asked(name))
+        for source in self._read(name):
+            found |= self._settings(source)
+        return found
 
     def _check_inputs(self, todo: list[str]) -> None:
         for name in todo:
@@ -297,9 +325,8 @@ class Pipeline:
         What a stopped stage left is kept beside, unless its kind can go on and it was asked for the same.
         """
         out = self._dir(name)
-        read = {getattr(config, key, "") for key in READS} & set(self._config.stages)
         ends = {
-            source: (self._manifest(source) or {}).get("finished") for source in sorted(read)
+            source: (self._manifest(source) or {}).get("finished") for source in self._read(name)
         }  # of what it reads: when it was made
         asked = json.dumps({"settings": self._fingerprint(name), "reads": ends})
         begun = out / "begun"
@@ -309,7 +336,7 @@ class Pipeline:
             number = 1 + sum(1 for _ in out.parent.glob(f"{name}.stopped-*"))
             out.rename(out.with_name(f"{name}.stopped-{number}"))
         out.mkdir(parents=True)
-        begun.write_text(asked)
+        durable.write_text(begun, asked)
         return False
 
     async def _tasks(self, config: StageConfig, parts: Parts) -> tuple[Splits, dict[str, TaskChecks]]:
@@ -358,17 +385,13 @@ class Pipeline:
             "entry": asdict(entry),
             "finished": time.time(),
             "fingerprint": self._fingerprint(name),
+            "settings": self._settings(name),
             "config": asdict(config),
         }
-        path = self._dir(name) / "manifest.json"
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(manifest, indent=1))
-        with draft.open() as file:
-            os.fsync(file.fileno())
-        draft.rename(path)
+        durable.write_text(self._dir(name) / "manifest.json", json.dumps(manifest, indent=1))
         checkpoints.forget(self._dir(name))
         ledger.write(self.run_dir, ledger.read(self.run_dir))
-        self._screen.say(f"stage {name} done: {ledger.result(entry)} {result.verdict}".rstrip())
+        self._screen.say(f"stage {name} done: {ledger.told(entry)}")
 
 
 def _revision(run_dir: Path) -> str:
@@ -391,27 +414,10 @@ async def _publish(parts: Parts) -> WeightsVersion:
 def _full_disk(error: OSError, where: Path) -> StageError | None:
     """A disk that is full is told with its cure. An actor's error comes wrapped, without number and file of its own."""
     cause = getattr(error, "cause", error)
-    if getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+    if getattr(cause, "errno", None) not in durable.FULL:
         return None
     place = f"{where} ({cause.filename})" if getattr(cause, "filename", None) else str(where)
-    return StageError("the disk is full", place, "free some and give the same command again")
-
-
-class _locked:
-    """A run directory for one process at a time; the lock ends with the process."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._dir = run_dir
-
-    def __enter__(self) -> None:
-        self._dir.mkdir(parents=True, exist_ok=True)
-        self._file = (self._dir / "lock").open("w")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another process is running in {self._dir}", "run_dir", "wait for it, or take another run_dir"
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    free = f"{shutil.disk_usage(where).free / 2**20:.0f} MiB are free" if where.exists() else "there is no room for its directory"
+    what = (cause.strerror or "").partition(", ")[2]
+    told = ", ".join(["the disk is full", free, *([what] if what else [])])
+    return StageError(told, place, "free some and give the same command again")

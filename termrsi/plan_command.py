@@ -6,7 +6,7 @@ estimate; nothing here was measured on the cluster that is asked about.
 
 import difflib
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rich.box import SIMPLE
@@ -16,7 +16,8 @@ from rich.table import Table
 from termrsi.config.load import load
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError
-from termrsi.sizing import estimate, layout, memory, rates, work
+from termrsi.options import FLAG, NUMBER, Option, Verb
+from termrsi.sizing import estimate, known, layout, memory, rates, work
 from termrsi.sizing.estimate import StageTime
 from termrsi.sizing.memory import GIB
 from termrsi.sizing.rates import Rates
@@ -27,7 +28,10 @@ _OUT = Console(highlight=False, soft_wrap=True)
 # Options whose names are keys of a run, too.
 _RENAMED = {"train_tasks": "tasks", "validation_tasks": "validation", "heldout_tasks": "heldout"}
 _OPTIONS = ("json", "price")
-PARTS = {"generation": "generate", "learning": "learn", "weights": "weights", "commands": "commands", "verification": "verify"}
+PARTS = {
+    "generation": "generate", "learning": "learn", "weights": "weights", "sandboxes": "a sandbox", "commands": "commands",
+    "verification": "verify",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -39,19 +43,19 @@ class Options:
     figures: Rates = field(default_factory=Rates)
     assumed: Assumed = field(default_factory=Assumed)
     given: set[str] = field(default_factory=set)  # names of assumptions that the user set
+    fixed: dict[str, str] = field(default_factory=dict)  # of those that the configuration or its tasks say: where from
 
 
 def split(words: list[str]) -> tuple[Options, list[str]]:
     """Options of the plan, and the words of the run. Raises ConfigError for a value that is no number above 0."""
     options, rest = Options(), []
-    figures = {one.name for one in fields(Rates)}
-    assumed = {one.name for one in fields(Assumed)} - set(_RENAMED.values()) | set(_RENAMED)
+    figures, names = {one.name for one in fields(Rates)}, [option.name for option in verb().options]
     for word in words:
         key, given, value = word.partition("=")
-        if key not in (*_OPTIONS, *figures, *assumed):
-            near = difflib.get_close_matches(key, (*_OPTIONS, *figures, *assumed), n=1, cutoff=0.8)
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.8)
             if not given or near:
-                valid = f"nearest: {near[0]}=" if near else "termrsi plan experiment=NAME [key=value ...] [price=N] [json=true]"
+                valid = f"nearest: {near[0]}=" if near else "termrsi plan --help lists what it takes"
                 raise ConfigError(f"unknown option {word!r}", "termrsi plan", valid)
             rest.append(word)
         elif key == "json":
@@ -71,6 +75,23 @@ def split(words: list[str]) -> tuple[Options, list[str]]:
     if options.assumed.solved > 1.0:
         raise ConfigError(f"solved is {options.assumed.solved:g}", "termrsi plan", "valid: a share, above 0 and at most 1")
     return options, rest
+
+
+def verb() -> Verb:
+    """The options: what is told, then every figure that may be given."""
+    shown = {field: option for option, field in _RENAMED.items()}
+    told = (
+        Option("price", "NUMBER", "of a GPU for an hour, in whichever currency: what the run would cost is told"),
+        Option("json", FLAG, "true: for programs"),
+    )
+    rates_of = [Option(one.name, "NUMBER", f"{one.default:g}: {rates.SOURCES[one.name]}") for one in fields(Rates)]
+    assumed = [_assumption(shown.get(name, name), default) for name, default in asdict(Assumed()).items()]
+    what = "memory of each role, its time and cost: estimated"
+    return Verb("plan", "experiment=NAME [key=value ...]", what, (*told, *rates_of, *assumed))
+
+
+def _assumption(name: str, default: float) -> Option:
+    return Option(name, NUMBER if isinstance(default, int) else "NUMBER", f"{default:g}: assumed")
 
 
 def _number(key: str, value: str) -> float:
@@ -93,6 +114,7 @@ def run(arguments: list[str]) -> int:
     """Raises ConfigError for what cannot be run as asked: after the memory of the roles was told, where that is why."""
     options, words = split(arguments)
     config = load(words)
+    _fix(options, config)
     shape = layout.shape_of(config)
     roles = _roles(config, shape)
     if not options.json:
@@ -116,6 +138,19 @@ def run(arguments: list[str]) -> int:
 
 
 # What is known
+
+
+def _fix(options: Options, config: Config) -> None:
+    """What the configuration says is not assumed; what the user gave stands. Raises ConfigError for what cannot be given."""
+    names = {field: option for option, field in _RENAMED.items()}
+    counts = [option for option in _RENAMED if option in options.given]
+    if counts and config.tasks.path == "bundled":
+        what = f"{counts[0]} has no effect on the bundled suite"
+        raise ConfigError(what, "termrsi plan", "valid: tasks.train=N, tasks.levels=[...]")
+    said = known.of(config, options.assumed)
+    found = {name: one for name, one in said.items() if names.get(name, name) not in options.given}
+    options.assumed = known.applied(options.assumed, found)
+    options.fixed = {names.get(name, name): source for name, (_, source) in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +215,8 @@ def _sources(options: Options) -> dict[str, tuple[float, str]]:
     names = {name: key for key, name in _RENAMED.items()}
     for one in fields(Assumed):
         found[names.get(one.name, one.name)] = (getattr(options.assumed, one.name), "assumed")
-    return {name: (value, "given" if name in options.given else source) for name, (value, source) in found.items()}
+    said = options.fixed | dict.fromkeys(options.given, "given")
+    return {name: (value, said.get(name, source)) for name, (value, source) in found.items()}
 
 
 def _assumptions(options: Options) -> None:
@@ -192,14 +228,18 @@ def _assumptions(options: Options) -> None:
 
 def _steps(times: list[StageTime]) -> None:
     title = "Seconds of a step in which each part is at work (simulated; parts overlap)"
-    table = _table(title, "stage", "step", *PARTS.values(), "busiest")
+    table = _table(title, "stage", "step", *PARTS.values(), "bound by")
     for one in times:
         if (step := one.step) is None:
             continue
         table.add_row(one.work.name, f"{step.step_s:.0f}", *[f"{one.parts[name]:.0f}" for name in PARTS], one.bottleneck)
     if table.row_count:
         _OUT.print(table)
-        _OUT.print("generation: the mean of the engines; commands, verification: added up over all sandboxes", markup=False)
+        _OUT.print(
+            "generate: the mean of the engines; a sandbox: the mean of those in use; commands, verify: added up over them;"
+            f" bound by sandboxes: they take most of a step, or with one for each episode it were {1 - estimate.SHORT:.0%} shorter",
+            markup=False,
+        )
 
 
 def _costs(config: Config, options: Options, times: list[StageTime]) -> None:
@@ -236,6 +276,8 @@ def _plain(
             "tokens_s": one.step.tokens_s if one.step else None,
             "parts_s": one.parts,
             "bottleneck": one.bottleneck,
+            "sandboxes": one.sandboxes,
+            "with_a_sandbox_for_each_s": one.unbound_s if one.step else None,
         }
         for one in times
     ]

@@ -12,7 +12,8 @@ from termrsi.records import (
     Completion,
     DroppedRollout,
     EpisodeSpec,
-    FinishedGroup,
+    FinishedBatch,
+    Flow,
     Message,
     RecoveryPoint,
     Sample,
@@ -263,28 +264,32 @@ class Meter(Protocol):
 class GroupStore(Protocol):
     """Groups of rollouts between sampler and learner with their one owner, bounded by slots (`queues.buffer` says how many)."""
 
-    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
-        """For a new phase: empty, or, for one that goes on at `version`, with the groups that hold slots, oldest first.
+    async def reset(self, flow: Flow, version: int = 0, held: Sequence[tuple[str, int, bool]] = ()) -> None:
+        """For a new phase: empty, or, for one that goes on at `version`, with the groups that were not trained, oldest first.
 
-        `held`: their ids, and the version at which each was admitted. Whoever still waits gets a StageError. Raises ValueError if
-        they do not fit, or would be too old.
+        `held`: their ids, the version at which each was admitted, and whether it was refused. Whoever still waits gets a
+        StageError. Raises ValueError if they do not fit, or would be too old.
         """
         ...
 
     async def admit(self, group_id: str) -> None:
-        """A slot for a new group; waits until `trained` or `drop` frees one. Raises ValueError if the id came before."""
+        """A slot for a new group; waits until `trained`, `refuse` or `drop` frees one. Raises ValueError if the id came before."""
         ...
 
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
         """The group is finished."""
         ...
 
+    async def refuse(self, group_id: str) -> None:
+        """The group is finished, and the learner has no use for it: the next takes its place, as far as `flow.replace` goes."""
+        ...
+
     async def drop(self, group_id: str) -> None:
         """The group will not come: its slot is free."""
         ...
 
-    async def take(self) -> list[FinishedGroup]:
-        """One batch, oldest first; waits until its groups are finished. They keep their slots until `trained`."""
+    async def take(self) -> FinishedBatch:
+        """The next batch; waits until its groups are finished. They keep their slots until `trained`."""
         ...
 
     async def trained(self) -> None:

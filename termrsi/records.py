@@ -398,6 +398,34 @@ class ScoredRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Flow:
+    """How groups go through the buffer from sampler to learner; `queues.buffer` has the laws.
+
+    `extra`: groups under way beyond a batch; -1: as many as `max_staleness` allows. `replace`: groups of no use that each batch
+    replaces at most. `first`: a batch is of those that finish first, not of the oldest. `batches`: after so many the run ends;
+    0: never. Raises ValueError for what cannot be.
+    """
+
+    batch_groups: int
+    max_staleness: int = 0
+    extra: int = -1
+    replace: int = 0
+    first: bool = False
+    batches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_groups < 1 or self.max_staleness < 0 or self.replace < 0:
+            raise ValueError(f"{self}: batch_groups is 1 or more, max_staleness and replace are 0 or more")
+        if not -1 <= self.extra <= self.batch_groups * self.max_staleness:
+            raise ValueError(f"extra={self.extra}: max_staleness allows {self.batch_groups * self.max_staleness}")
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.batch_groups + (self.batch_groups * self.max_staleness if self.extra < 0 else self.extra)
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedGroup:
     """The rollouts of one slot of the buffer: the learner's version when they were admitted, and how many it has moved since."""
 
@@ -405,6 +433,15 @@ class FinishedGroup:
     rollouts: tuple[ScoredRollout, ...]
     version: int
     staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """What one step learns from. `refused`: ids of the groups of no use that it looked at; `missing`: those not replaced."""
+
+    groups: tuple[FinishedGroup, ...]
+    refused: tuple[str, ...] = ()
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,27 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from termrsi.errors import ConfigError
+from termrsi.options import FLAG, NUMBER, Option, Verb
 
-VALID = (
-    "termrsi serve CHECKPOINT [host=127.0.0.1] [port=8000] [name=NAME] [max_model_len=N] [max_num_seqs=N] [threads=N] "
-    "[kv_cache_gib=N] [eager=true]"
+VERB = Verb(
+    "serve",
+    "CHECKPOINT",
+    "an OpenAI-compatible server on a policy",
+    (
+        Option("host", "ADDRESS", "127.0.0.1 if not given"),
+        Option("port", NUMBER, "8000 if not given"),
+        Option("name", "NAME", "as clients call the model; its directory's if not given"),
+        Option("max_model_len", NUMBER, "tokens of a conversation"),
+        Option("max_num_seqs", NUMBER, "conversations at once"),
+        Option("threads", NUMBER, "of the engine on processors"),
+        Option("kv_cache_gib", NUMBER, "of the cache on processors"),
+        Option("eager", FLAG, "true: starts sooner, answers later"),
+    ),
 )
-NUMBERS = ("port", "max_model_len", "threads", "kv_cache_gib", "max_num_seqs")
+ENGINE = ("max_model_len", "max_num_seqs", "threads", "kv_cache_gib")
 
 
 def run(arguments: list[str]) -> int:
@@ -23,32 +36,23 @@ def run(arguments: list[str]) -> int:
 def command(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     """The server's command line and environment. Raises ConfigError."""
     if not arguments or "=" in arguments[0]:
-        raise ConfigError("needs the directory of a checkpoint", "termrsi serve", VALID)
+        raise ConfigError("needs the directory of a checkpoint", "termrsi serve", "as in termrsi serve RUN_DIR/stages/sft/policy")
     checkpoint, words = Path(arguments[0]), arguments[1:]
     if not (checkpoint / "config.json").is_file():
         nested = checkpoint / "policy"
         near = f"did you mean {nested}?" if (nested / "config.json").is_file() else "valid: a Hugging Face model directory"
         raise ConfigError(f"no config.json in {str(checkpoint)!r}", "termrsi serve", near)
-    given = {"host": "127.0.0.1", "port": "8000", "name": checkpoint.absolute().name, "eager": "false"}
-    known = (*given, *NUMBERS)
-    for word in words:
-        key, found, value = word.partition("=")
-        if not found or key not in known:
-            raise ConfigError(f"unknown option {word!r}", "termrsi serve", VALID)
-        if key in NUMBERS and not (value.isdigit() and int(value) > 0):
-            raise ConfigError(f"{key} is {value!r}", "termrsi serve", "valid: a whole number from 1 on")
-        if key == "eager" and value not in ("true", "false"):
-            raise ConfigError(f"eager is {value!r}", "termrsi serve", "valid: true (starts sooner, answers later) or false")
-        given[key] = value
+    given: dict[str, Any] = {"host": "127.0.0.1", "port": 8000, "name": checkpoint.absolute().name, "eager": False}
+    given |= VERB.read(words)
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("vllm is not installed", "termrsi serve", "pip install 'termrsi[cpu]' or 'termrsi[gpu]'")
     from vllm.platforms import current_platform
 
     from termrsi.actors.generator import EngineOptions, engine_arguments, engine_environment
 
-    numbers = {key: int(given[key]) for key in NUMBERS if key in given and key != "port"}
-    options = EngineOptions(**numbers, enforce_eager=given["eager"] == "true")  # pyright: ignore[reportArgumentType]  # names and types are those of NUMBERS
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", given["host"], "--port", given["port"]]
+    numbers = {key: given[key] for key in ENGINE if key in given}
+    options = EngineOptions(**numbers, enforce_eager=given["eager"])
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", given["host"], "--port", str(given["port"])]
     argv += ["--served-model-name", given["name"], "--enable-prompt-tokens-details"]  # the latter: tokens served from the cache
     for key, value in engine_arguments(str(checkpoint), options, on_cpu=current_platform.is_cpu()).items():
         flag = key.replace("_", "-")

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from termrsi.claim import check_place
+from termrsi.config import window
 from termrsi.config.schema import Config
 from termrsi.config.stages import USES, AuditConfig, CollectRecoveryConfig, EvaluateConfig, SynthesiseConfig
 from termrsi.errors import ConfigError, SandboxError, TaskError, VerifierError
@@ -41,6 +43,7 @@ from termrsi.stages.roles import PolicyWriter
 
 Say = Callable[[str], None]
 
+FOR_GPUS = ("node", "full")
 NOTES = 20  # told at the start of a run
 
 
@@ -54,8 +57,28 @@ def _check_workflow(name: str, stage: CollectRecoveryConfig) -> None:
         )
 
 
-async def preflight(config: Config, run_dir: Path) -> None:
-    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no room, no namespaces."""
+def check_gpus(config: Config, say: Say) -> None:
+    """Raises ConfigError, with what to choose, if the roles ask for more GPUs than are here. A large scale without any is told."""
+    asked = layout.gpus(config)
+    if asked:
+        import torch  # the build that would use them
+
+        there = torch.cuda.device_count()
+        if asked > there:
+            raise ConfigError(
+                f"{layout.asked(config)}, and this machine has {there}",
+                "cluster",
+                "valid: cluster=local scale=laptop here, or cluster.address=HOST:PORT of a Ray cluster that has them",
+            )
+    elif config.scale in FOR_GPUS:
+        say(f"note: scale={config.scale} is meant for GPUs and `cluster` asks for none: cluster=node does, scale=laptop needs none")
+
+
+async def preflight(config: Config, run_dir: Path, say: Say) -> None:
+    """Raises ConfigError, with the cure, for what would stop the run later: unknown harness, no key, no room, no namespaces.
+
+    Writes nothing but the cache's directory.
+    """
     for name, stage in config.stages.items():
         named = [
             getattr(stage, "harness", None),
@@ -81,21 +104,18 @@ async def preflight(config: Config, run_dir: Path) -> None:
             if c.key_env:
                 key_of(c.key_env, f"roles.{role}.key_env")
     if not config.dry:
+        window.check(config.model)
         layout.check(config)
-    for place in (run_dir, cache_dir()):
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write there: {error.strerror}", str(place), "give run_dir=DIR or set TERMRSI_CACHE"
-            ) from error
     needed = 0 if config.dry else int(config.min_free_gib * 2**30)
     for place, cure in ((run_dir, "give run_dir=DIR"), (cache_dir(), "set TERMRSI_CACHE")):
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(check_place(place, f"{cure}, where this user may write")).free
         if free < needed:
             raise ConfigError(
                 f"disk full: {free / 2**30:.1f} GiB free, {needed / 2**30:.1f} needed", str(place), f"free some, or {cure}"
             )
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    if not config.dry and config.cluster.address == "local":
+        check_gpus(config, say)
     if config.dry or config.cluster.address != "local":
         return  # elsewhere the sandbox actor looks at its own node
     from termrsi.sandbox.check import probe
@@ -170,7 +190,9 @@ class Parts(Protocol):
 
     def auditor(self, stage: AuditConfig, folder: Path) -> Auditor: ...
 
-    async def close(self) -> None: ...
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
+        """Ends everything. `kept`: ids of snapshots that stay, because another life of the run goes on from them."""
+        ...
 
 
 def parts(config: Config, say: Say, kept: frozenset[str] = frozenset()) -> Parts:
@@ -226,7 +248,7 @@ class DryParts:
 
         return FakeAuditor(rejected=frozenset({self.tasks.train[-1].id}))
 
-    async def close(self) -> None:
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
         for writer in self._writers.values():
             await writer.close()
 
@@ -243,25 +265,22 @@ class RealParts:
     checks: dict[str, TaskChecks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from termrsi.actors import generator
         from termrsi.actors.cluster import Cluster
         from termrsi.actors.metrics import RayMeter
         from termrsi.interop.chat_endpoint import key_of, open_writers
         from termrsi.model import checkpoint
         from termrsi.reward import leakage
-        from termrsi.sandbox import layers, reap
+        from termrsi.sandbox import layers
 
         config, cache = self.config, cache_dir()
         self.tasks = load_tasks(config, cache, self.say)
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        docker = config.sandbox.backend == "docker"
-        for name in [*reap.everything(state, docker=docker, cache_dir=cache, keep=self.kept), *generator.reap()]:
-            self.say(f"removed what a crashed run left: {name}")
+        reap(config, "a crashed run", self.say, self.kept)
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)
-        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys)
+        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept)
 
     def writer(self, role: str) -> Writer:
         return self._cluster.writers.get(role) or PolicyWriter(self.generator, self.chat)
@@ -317,8 +336,24 @@ class RealParts:
             judge_fits=lambda messages: len(self.chat.prompt(messages)) <= room,
         )
 
-    async def close(self) -> None:
+    async def close(self, kept: frozenset[str] = frozenset()) -> None:
         await self._cluster.close()
+        whose = "a process that died on the way"
+        await asyncio.to_thread(reap, self.config, whose, self.say, kept, owner=self.config.owner)
+
+
+def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: str | None = None) -> None:
+    """Removes what dead processes of `owner` (None: of any) left on this host, but the snapshots `kept`. Fakes leave nothing."""
+    if config.dry:
+        return
+    from termrsi.actors import buckets
+    from termrsi.sandbox import layers
+    from termrsi.sandbox import reap as sandboxes
+
+    docker = config.sandbox.backend == "docker"
+    found = sandboxes.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir(), keep=kept)
+    for name in [*found, *buckets.reap()]:
+        say(f"removed what {whose} left: {name}")
 
 
 def load_tasks(config: Config, cache: Path, say: Say) -> Splits:

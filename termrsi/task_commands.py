@@ -1,4 +1,4 @@
-"""`termrsi tasks list|show|check|kit|audit PATH`: what is in a collection, what was repaired or refused, what its tasks do."""
+"""`termrsi tasks list|show|check|kit|audit PATH|bundled`: what is in a collection, what was repaired, what its tasks do."""
 
 import asyncio
 import shutil
@@ -14,7 +14,8 @@ from rich.table import Table
 
 from termrsi.errors import ConfigError, TermrsiError
 from termrsi.records import LoadResult, StepSpec, TaskSpec, Verdict
-from termrsi.task_options import VALID, Options
+from termrsi.task_folders import loaded
+from termrsi.task_options import Options
 
 _OUT = Console(highlight=False, soft_wrap=True)
 
@@ -39,22 +40,18 @@ class Outcome:
 
 
 def run(arguments: list[str]) -> int:
-    """Non-zero if a task was refused or, where they are run, is unfit. Raises ConfigError."""
+    """1 if a task was refused or, where they are run, is unfit; an audit has run once it is over. Raises ConfigError."""
     match arguments:
         case ["list" | "show" | "check" | "kit" | "audit" as verb, path, *words] if "=" not in path:
-            options = Options.of(words)
+            options = Options.of(verb, path, words)
         case _:
             what = "needs list, show, check, kit or audit, and the path of a directory of tasks"
-            raise ConfigError(what, "termrsi tasks", VALID)
+            raise ConfigError(what, "termrsi tasks", "termrsi tasks --help lists what each takes")
     if verb == "audit":
         from termrsi import audit_command
 
         return audit_command.run(path, options)
-    if not Path(path).is_dir():
-        raise ConfigError(f"no task directory at {path!r}", "tasks", "valid: a task directory, or a tree of them")
-    from termrsi import tasks
-
-    result = tasks.load_dir(path, strict=options.strict)
+    result = loaded(path, options)
     if verb == "kit":
         return _kit(result, options)
     if verb == "show":

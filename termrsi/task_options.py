@@ -1,65 +1,99 @@
-"""The words of `termrsi tasks`."""
+"""The verbs of `termrsi tasks` and their options."""
 
-import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from termrsi.errors import ConfigError
+from termrsi.options import FLAG, NUMBER, Option, Verb
 
-VALID = (
-    "termrsi tasks list|show|check|kit|audit PATH [strict=true] [backend=local|docker|gvisor] [attempts=N] [jobs=N] [run=false]"
-    " [kit=DIR] [build_network=none|host] [network=none|host] [out=DIR] [python=3.N] [mutants=N]"
-    " [judge=URL judge_model=NAME judge_key_env=VAR] [levels=1,2 families=NAME,... seeds=N]"
+_STRICT = Option("strict", FLAG, "by Harbor's and terminal-bench's own rules: nothing is repaired")
+_SUITE = (
+    Option("levels", "1,2", "of the bundled suite; 1 if not given"),
+    Option("families", "NAME,...", "of the bundled suite; all if not given"),
+    Option("seeds", NUMBER, "of each family and level of the bundled suite; 4 if not given"),
+)
+_SANDBOXES = (
+    Option("backend", "local|docker|gvisor", "what the sandboxes are; local if not given"),
+    Option("jobs", NUMBER, "sandboxes at the same time; 1 if not given"),
+    Option("kit", "DIR", "an offline verification kit to verify with"),
+    Option("build_network", "none|host", "of a Dockerfile's RUN steps; none if not given"),
+)
+VERBS = (
+    Verb("tasks list", "PATH|bundled", "tasks of a directory, and what was refused and why", (_STRICT, *_SUITE)),
+    Verb("tasks show", "PATH|bundled", "all that is known of each, its verifier's contract too", (_STRICT, *_SUITE)),
+    Verb(
+        "tasks check",
+        "PATH|bundled",
+        "run each task's solution and an empty submission",
+        (
+            _STRICT,
+            *_SANDBOXES,
+            Option("attempts", NUMBER, "solutions and empty submissions of each task; 1 if not given"),
+            Option("run", FLAG, "false: only what loading tells"),
+            *_SUITE,
+        ),
+    ),
+    Verb(
+        "tasks audit",
+        "PATH|bundled",
+        "which tasks are fit to be trained on: gates in sandboxes, and judges",
+        (
+            _STRICT,
+            *_SANDBOXES,
+            Option("network", "none|host", "host: also in sandboxes with one, to tell which tasks need it"),
+            Option("mutants", NUMBER, "broken copies of each solution; 8 if not given"),
+            Option("out", "DIR", "where what was found is kept, and gone on from; in the cache if not given"),
+            Option("judge", "URL", "an OpenAI-compatible server"),
+            Option("judge_model", "NAME", "its model"),
+            Option("judge_key_env", "VAR", "the variable that holds its key"),
+            *_SUITE,
+        ),
+    ),
+    Verb(
+        "tasks kit",
+        "PATH|bundled",
+        "fetch once what their verifiers install, to verify without a network",
+        (
+            _STRICT,
+            Option("out", "DIR", "where it is built; in the cache if not given"),
+            Option("python", "3.N", "of the sandboxes; this machine's own python3 if not given"),
+            *_SUITE,
+        ),
+    ),
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """`python` is of kit, `attempts` and `run` of check, `mutants`, `network` and the judge of audit, `strict` of all."""
+    """What was given to one of the verbs; what it does not take stays as it is here."""
 
-    strict: bool = False  # by Harbor's and terminal-bench's own rules
+    strict: bool = False
     backend: str = "local"
-    attempts: int = 1  # solutions and empty submissions of each task
-    jobs: int = 1  # sandboxes at the same time
-    run: bool = True  # False: only what loading tells
-    kit: str = ""  # an offline verification kit to verify with
-    build_network: str = "none"  # or "host": of a Dockerfile's RUN steps
-    out: str = ""  # where a kit is built, and what an audit found is kept; "": in the cache
-    python: str = ""  # of the sandboxes; "": the version of this machine's own python3
-
-    network: str = "none"  # or "host": sandboxes with one, to tell which tasks need it
-    mutants: int = 8  # of each solution
-    judge: str = ""  # an OpenAI-compatible server
+    attempts: int = 1
+    jobs: int = 1
+    run: bool = True
+    kit: str = ""
+    build_network: str = "none"
+    out: str = ""
+    python: str = ""
+    network: str = "none"
+    mutants: int = 8
+    judge: str = ""
     judge_model: str = ""
-    judge_key_env: str = ""  # the variable that holds its key
-    levels: str = ""  # of the bundled suite, with commas; "": 1
-    families: str = ""  # likewise; "": all
-    seeds: int = 4  # of each family and level
+    judge_key_env: str = ""
+    levels: str = ""
+    families: str = ""
+    seeds: int = 4
 
     @classmethod
-    def of(cls, words: list[str]) -> "Options":
-        """From `key=value`. Raises ConfigError that names the nearest key, or what a value must be."""
-        known = {field.name: field.type for field in fields(cls)}
-        options = cls()
-        for word in words:
-            key, given, value = word.partition("=")
-            if not given or key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise ConfigError(f"unknown option {word!r}", "termrsi tasks", f"nearest: {near[0]}=" if near else VALID)
-            if isinstance(getattr(options, key), bool):
-                if value.lower() not in ("true", "false"):
-                    raise ConfigError(f"{key} is {value!r}", "termrsi tasks", "valid: true or false")
-                setattr(options, key, value.lower() == "true")
-            elif isinstance(getattr(options, key), int):
-                if not value.isdigit() or int(value) < 1:
-                    raise ConfigError(f"{key} is {value!r}", "termrsi tasks", "valid: a whole number from 1 on")
-                setattr(options, key, int(value))
-            else:
-                setattr(options, key, value)
-        for key in ("build_network", "network"):
-            if getattr(options, key) not in ("none", "host"):
-                raise ConfigError(f"{key} is {getattr(options, key)!r}", "termrsi tasks", "valid: none or host")
+    def of(cls, verb: str, path: str, words: list[str]) -> "Options":
+        """From `key=value`. Raises ConfigError for an option that this verb, or these tasks, do not take."""
+        entry = next(one for one in VERBS if one.name == f"tasks {verb}")
+        given, where = entry.read(words, VERBS), f"termrsi {entry.name}"
+        options = cls(**given)
+        if path != "bundled" and (idle := next((option.name for option in _SUITE if option.name in given), "")):
+            raise ConfigError(f"{idle}= chooses among the bundled suite, and has no effect on {path!r}", where, "take it away")
         if options.network == "host" and options.backend == "gvisor":
-            raise ConfigError("the gvisor backend has no network", "termrsi tasks", "valid: network=none, or another backend")
+            raise ConfigError("the gvisor backend has no network", where, "valid: network=none, or another backend")
         if not all(level.isdigit() for level in options.levels.split(",") if options.levels):
-            raise ConfigError(f"levels is {options.levels!r}", "termrsi tasks", "valid: whole numbers with commas between")
+            raise ConfigError(f"levels is {options.levels!r}", where, "valid: whole numbers with commas between")
         return options

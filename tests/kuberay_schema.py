@@ -92,6 +92,16 @@ STRINGS = {"type": "object", "additionalProperties": STRING}
 POD = _core(CORE + "PodTemplateSpec")
 METADATA = _core("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta")
 
+
+def _kind(spec: Schema) -> Schema:
+    return _map("apiVersion kind metadata spec", apiVersion=STRING, kind=STRING, metadata=METADATA, spec=spec)
+
+
+def _pods(required: str = "", **properties: Schema) -> Schema:
+    """What every group of pods has, the head and workers alike."""
+    return _map(f"{required} rayStartParams template", rayStartParams=STRINGS, template=POD, **properties)
+
+
 AUTOSCALER = _map(
     resources=_core(CORE + "ResourceRequirements"),
     image=STRING,
@@ -104,16 +114,13 @@ AUTOSCALER = _map(
     envFrom=_list(_core(CORE + "EnvFromSource")),
     volumeMounts=_list(_core(CORE + "VolumeMount")),
 )
-HEAD = _map(
-    "rayStartParams template",
+HEAD = _pods(
     serviceType=_one_of("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"),
     headService=_core(CORE + "Service"),
     enableIngress=BOOLEAN,
-    rayStartParams=STRINGS,
-    template=POD,
 )
-WORKERS = _map(
-    "groupName minReplicas maxReplicas rayStartParams template",
+WORKERS = _pods(
+    "groupName minReplicas maxReplicas",
     groupName=STRING,
     replicas=COUNT,
     minReplicas=COUNT,
@@ -121,8 +128,6 @@ WORKERS = _map(
     numOfHosts={"type": "integer", "minimum": 1},
     idleTimeoutSeconds=COUNT,
     suspend=BOOLEAN,
-    rayStartParams=STRINGS,
-    template=POD,
 )
 CLUSTER_SPEC = _map(
     "headGroupSpec",
@@ -155,5 +160,4 @@ JOB_SPEC = _map(
     suspend=BOOLEAN,
 )
 JOB_SPEC["oneOf"] = [{"required": ["clusterSelector"]}, {"required": ["rayClusterSpec"]}]  # a cluster that is there, or its own
-RAY_CLUSTER = _map("apiVersion kind metadata spec", apiVersion=STRING, kind=STRING, metadata=METADATA, spec=CLUSTER_SPEC)
-RAY_JOB = _map("apiVersion kind metadata spec", apiVersion=STRING, kind=STRING, metadata=METADATA, spec=JOB_SPEC)
+RAY_CLUSTER, RAY_JOB = _kind(CLUSTER_SPEC), _kind(JOB_SPEC)

@@ -15,7 +15,7 @@ from typing import Any
 from termrsi import sandbox
 from termrsi.errors import SandboxError
 from termrsi.ports import Sandbox
-from termrsi.sandbox import docker_engine, gvisor, keeper, local
+from termrsi.sandbox import docker_engine, gvisor, keeper, local, runsc
 
 
 def say(text: str) -> None:
@@ -62,7 +62,7 @@ def discard(box: Sandbox, snapshot: Any) -> None:
 async def main(backend: str, options: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
     # A gVisor that lost one of its own processes may answer nothing: this owner does not wait for it as long as others do.
-    gvisor.CALL_S = keeper.ANSWER_S = 5.0
+    runsc.CALL_S = keeper.ANSWER_S = 5.0
     with tempfile.TemporaryDirectory(dir=options.pop("scratch")) as name:
         folder = Path(name)
         (folder / "file").write_text("x" * 1000)

@@ -8,11 +8,17 @@ from typing import Any
 import torch
 
 from termrsi.model.critic import CriticModel
+from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
 from termrsi.model.ranks import ALONE, Ranks, find_store, join
 from termrsi.records import Sample, UpdateMetrics
 
 STEPS, LR = 2, 1e-3
+HANDED: tuple[tuple[str, type, dict[str, Any]], ...] = (
+    ("policy", PolicyModel, {}),
+    ("critic", CriticModel, {}),
+    ("adapters", PolicyModel, {"adapters": Lora(4)}),
+)  # Any: arguments of the model
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,11 @@ class Handed:
 
 
 def hand_on(model: str, samples: tuple[Sample, ...], source: Path | None, target: Path, ranks: Ranks = ALONE) -> dict[str, Handed]:
-    """Go on from what `source` holds (None: from the model), one update, and write it to `target`; policy and critic."""
+    """Go on from what `source` holds (None: from the model), one update, and write it to `target`; policies and a critic."""
     handed = {}
-    for name, kind in (("policy", PolicyModel), ("critic", CriticModel)):
-        learner: Any = kind(source / name if source else model, compute="fp32", micro_tokens=40, ranks=ranks)  # Any: either
-        saved = learner.checksum()
+    for name, kind, more in HANDED:
+        learner: Any = kind(model, compute="fp32", micro_tokens=40, ranks=ranks, **more)  # Any: either
+        saved = learner.load(source / name) if source else learner.checksum()
         found = learner.load_training(source / f"{name}_training") if source else ""
         if isinstance(learner, PolicyModel):
             learner.fit(list(samples), LR)

@@ -8,32 +8,46 @@ engine's process and for nothing else; `close` ends it.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from termrsi.actors.calls import bounded, first_line
+from termrsi.actors.channels import Channel, ObjectStoreChannel
 from termrsi.actors.generator import RayGenerator
 from termrsi.errors import EngineError, WeightsError
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
+STATS_S = 60.0
 _LOG = logging.getLogger(__name__)
 
 
 class Engines:
     """`ports.Generator` over all GeneratorActors of a run. `router`: shared with whoever sends episodes to them."""
 
-    def __init__(self, actors: Sequence[Any], router: PrefixRouter, restarts: int) -> None:  # Any: Ray's actor handles are untyped
+    def __init__(
+        self,
+        actors: Sequence[Any],  # Any: Ray's actor handles are untyped
+        router: PrefixRouter,
+        restarts: int,
+        channel: Callable[[Sequence[RayGenerator]], Channel] = ObjectStoreChannel,
+    ) -> None:
         self._actors = list(actors)
         self._engines = [RayGenerator(actor) for actor in actors]
+        self._channel = channel(self._engines)
         self._router = router
         self._restarts = restarts
         self._newest: WeightsVersion | None = None  # held here: an engine that comes back needs it
         self._watchers: list[asyncio.Task[None]] = []
         self._told: list[Counter[str]] = [Counter() for _ in actors]  # what each said last of its own life
         self._before: Counter[str] = Counter()  # of lives that are over, as far as they were told
+
+    async def open(self) -> None:
+        """Raises ConfigError if weights cannot come to the engines as they should."""
+        await self._channel.open()
 
     def watch(self) -> None:
         self._watchers = [asyncio.ensure_future(self._watch(i)) for i in range(len(self._actors))]
@@ -49,13 +63,15 @@ class Engines:
     async def pull(self, weights: WeightsVersion) -> None:
         """All engines, at once. Raises EngineError if one has died for good, WeightsError if one's weights differ."""
         self._newest = weights
-        await asyncio.gather(*(engine.pull(weights) for engine in self._engines))
+        await self._channel.deliver(weights)
 
     async def stats(self) -> dict[str, float]:
         """Sums over the engines, of all their lives; `busy_s` is their mean, `version` the lowest."""
-        found = await asyncio.gather(*(actor.stats.remote() for actor in self._actors), return_exceptions=True)
-        for i, one in enumerate(found):
-            if isinstance(one, RayActorError):  # between two lives: what it said last stands
+        asked = [
+            bounded(f"generator {i}", actor.stats.remote(), "stats", patience_s=STATS_S) for i, actor in enumerate(self._actors)
+        ]
+        for i, one in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if isinstance(one, RayActorError | TimeoutError):  # between two lives, or late: what it said last stands
                 continue
             if isinstance(one, BaseException):
                 raise one
@@ -79,7 +95,7 @@ class Engines:
                 await self._actors[i].life.remote()
             except ActorUnavailableError as error:
                 deaths += 1
-                _LOG.warning("generator %d: %s; started again, time %d of %d", i, _first(error), deaths, self._restarts)
+                _LOG.warning("generator %d: %s; started again, time %d of %d", i, first_line(error), deaths, self._restarts)
                 ended, self._told[i] = self._told[i], Counter()
                 del ended["version"]
                 self._before.update(ended)
@@ -90,13 +106,7 @@ class Engines:
     async def _catch_up(self, i: int) -> None:
         """The newest weights to an engine that came back. One that cannot have them is ended: nobody then waits for it in vain."""
         try:
-            await (self._engines[i].go_on() if self._newest is None else self._engines[i].pull(self._newest))
+            await (self._engines[i].go_on() if self._newest is None else self._channel.restore(i, self._newest))
         except (EngineError, WeightsError) as error:
-            _LOG.error("generator %d came back without its weights: %s", i, _first(error))
+            _LOG.error("generator %d came back without its weights: %s", i, first_line(error))
             ray.kill(self._actors[i])
-
-
-def _first(error: Exception) -> str:
-    """One line: an error of ours that crossed Ray has a traceback for its text, and itself for its cause."""
-    error = getattr(error, "cause", None) or error
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,33 +1,34 @@
 """The generator: one vLLM engine per actor. Token ids in, ids and log-probabilities out; weights are pulled at a version.
 
 Requests arrive concurrently and are batched by the engine. `pull` waits for requests in flight (they end by themselves, each is
-bounded by its `max_tokens`), loads, proves that the engine's weights are the learner's, and lets generation go on.
+bounded by its `max_tokens`), loads what differs from what the engine has (`engine_weights`; by NCCL everything, `nccl_channel`),
+proves that the engine's weights are the learner's, and lets generation go on.
 """
 
 import asyncio
 import logging
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from termrsi.actors.busy import Busy
-from termrsi.actors.calls import PATIENCE_S, bounded
+from termrsi.actors.calls import NO_ROOM, PATIENCE_S, alive, bounded, no_room
 from termrsi.actors.expert_capture import KEY, RoutingSource
 from termrsi.actors.metrics import RayMeter
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
 
+if TYPE_CHECKING:  # rollout workers import this, and need no torch
+    from termrsi.actors.engine_weights import Fetch
+    from termrsi.weights import Facts, Stored
+
 BACK_AFTER_S = 600.0  # at the latest an engine is there again: its pause, its start, its weights
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0  # of a caller meanwhile: doubled each time
-SHARED_PREFIX = "termrsi-weights-"  # then the pid of the owner, so that what it left can be told
 _PROBE = "termrsi.actors.engine_probe.WeightProbe"
 _ROUTING_PROBE = "termrsi.actors.expert_capture.RoutingProbe"
 _LOG = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class EngineOptions:
     enforce_eager: bool = False
     threads: int = 2  # CPU only
     routing_replay: bool = False
+    weight_channel: str = "object_store"
+    bucket_bytes: int = 256 * 2**20  # of weights, that are written, mapped and loaded at once
     restart_pause_s: float = 5.0  # before an engine is started again: what ended it, such as a want of memory, may pass
     extra: dict[str, object] = field(default_factory=dict)
     run: str = ""  # as metrics name it
@@ -89,6 +92,8 @@ def engine_arguments(model: str, options: EngineOptions, *, on_cpu: bool) -> dic
     if options.routing_replay:
         # A compiled model would not call the capture back on a CPU.
         arguments |= {"enforce_eager": True} if on_cpu else {"enable_return_routed_experts": True}
+    if options.weight_channel == "nccl":
+        arguments["weight_transfer_config"] = {"backend": "nccl"}
     return arguments | options.extra
 
 
@@ -102,6 +107,8 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from termrsi.actors.engine_weights import Loader
+
         on_cpu = current_platform.is_cpu()
         arguments = {"worker_extension_cls": _ROUTING_PROBE if options.routing_replay else _PROBE, "disable_log_stats": True}
         if on_cpu:
@@ -113,6 +120,7 @@ class Engine:
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(f"vLLM did not start: {error}", model, "see the log of the engine process above") from error
         self._routing = RoutingSource(self._llm.collective_rpc, by_extension=on_cpu) if options.routing_replay else None
+        self._loader = Loader(self._call, options.bucket_bytes)
         self.version = 0
         self.dead = False  # the engine's own process: nothing more comes from here
         self._requests = 0
@@ -193,37 +201,59 @@ class Engine:
         if self._running == 0:
             self._idle.set()
 
-    async def load(self, packed: dict, version: int) -> dict[str, float]:
-        """Serve these weights (`weights.PackedState`); raises WeightsError if the engine's differ, and serves nothing more then."""
+    async def load(self, facts: "Facts", fetch: "Fetch", version: int) -> dict[str, float]:
+        """Serve this state; how long it took. Raises WeightsError if the engine's differs, and serves nothing more then."""
         async with self._loading:
-            return await self._load(packed, version)
+            start_s = time.monotonic()
+            packed = await fetch(self._loader.missing(facts))  # while requests go on: it may come from another node
+            fetched_s = time.monotonic()
+            if packed:
+                await self._stop_generation()
+            stopped_s = time.monotonic()
+            took = await self._loader.load(facts, packed, version)
+            await self._serve(version, changed=bool(packed))
+            return {"fetch_s": fetched_s - start_s, "stop_s": stopped_s - fetched_s, **took}
 
-    async def _load(self, packed: dict, version: int) -> dict[str, float]:
-        from termrsi import weights
-        from termrsi.actors.engine_probe import canonical
+    async def _serve(self, version: int, *, changed: bool = True) -> None:
+        """Not in a `finally` of a load: what could not be proved is not served."""
+        if changed:
+            await self._guarded(self._llm.reset_prefix_cache())
+        self.version = version
+        self._gate.set()
 
-        size_bytes = sum(data.nbytes for _, _, data in packed.values())
-        folder = Path(tempfile.mkdtemp(prefix=f"{SHARED_PREFIX}{os.getpid()}-", dir=_shared_memory(size_bytes)))
-        start_s = time.monotonic()
+    # By NCCL: begin, receive while the learner sends, end. See `nccl_channel`, which calls these on all engines.
+
+    async def join_transfer(self, info: dict[str, object]) -> None:
+        """Meet the learner and the other engines; returns once all are there."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.shutdown_weight_transfer_engine()
+        await self._guarded(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
+
+    async def begin_transfer(self) -> None:
         await self._stop_generation()
-        try:
-            weights.write(packed, folder)
-            written_s = time.monotonic()
-            await self._reload(str(folder), version)
-            loaded_s = time.monotonic()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        expected = {name: canonical(tensor) for name, tensor in weights.unpack(packed).items()}
-        for found in await self.weight_digests():
-            weights.compare(expected, found)
-        self._gate.set()  # not in a `finally`: what could not be proved is not served
-        return {"write_s": written_s - start_s, "reload_s": loaded_s - written_s, "prove_s": time.monotonic() - loaded_s}
+        await self._guarded(self._llm.start_weight_update())
+
+    async def receive(self, info: dict[str, object]) -> None:
+        """Returns once everything that `info` names has come."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._guarded(self._llm.update_weights(WeightTransferUpdateRequest(update_info=info)))
+
+    async def end_transfer(self, version: int, expected: dict[str, str]) -> None:
+        """Serve what came. `expected`: `weights.sample_digest` by name. Raises WeightsError if the engine's differ."""
+        await self._guarded(self._llm.finish_weight_update(str(version)))
+        self._loader.forget()
+        await self._loader.prove(expected, version)
+        await self._serve(version)
 
     async def load_directory(self, directory: str, version: int) -> None:
         """Serve the weights of a Hugging Face directory, once requests in flight have ended. Raises WeightsError."""
         await self._stop_generation()
-        await self._reload(directory, version)
-        self._gate.set()
+        self._loader.forget()
+        await self._call("reload_weights", weights_path=directory)
+        await self._call("repack_tied")
+        await self._serve(version)
 
     def hold(self) -> None:
         """New requests wait until weights have been loaded, or `go_on`."""
@@ -237,25 +267,34 @@ class Engine:
         self._gate.clear()
         await self._idle.wait()
 
-    async def _reload(self, directory: str, version: int) -> None:
+    async def _call(self, method: str, *arguments: object, **named: object) -> list[Any]:  # Any: what each worker answers
+        return await self._guarded(self._llm.collective_rpc(method, args=arguments, kwargs=named))
+
+    async def _guarded(self, call: Awaitable[Any]) -> Any:  # Any: see _call
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
-            await self._llm.reset_prefix_cache()
+            return await call
         except EngineDeadError as error:
             self.dead = True
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
-        except RuntimeError as error:
-            raise WeightsError(f"the engine could not load version {version}: {error}", "generator") from error
-        self.version = version
+        except Exception as error:
+            if type(error) is not Exception:  # vLLM hands on what failed in the engine's process as that
+                raise
+            raise WeightsError(f"the engine could not load weights: {error}", "generator") from error
 
     async def weight_digests(self) -> list[dict[str, str]]:
         """Per worker, the digest of each tensor that the engine computes with (see `engine_probe`)."""
-        return await self._llm.collective_rpc("weight_digests")
+        return await self._call("weight_digests")
+
+    @property
+    def workers(self) -> int:
+        """Processes that hold a part of the model each."""
+        return self._llm.vllm_config.parallel_config.world_size
 
     def close(self) -> None:
         self._llm.shutdown()
+        self._loader.close()
 
 
 def refusal(error: Exception, length: int, longest: int) -> EngineError:
@@ -263,23 +302,6 @@ def refusal(error: Exception, length: int, longest: int) -> EngineError:
     ours, which the next request would have as well."""
     kind = RequestRefused if length >= longest else EngineError
     return kind(f"{type(error).__name__}: {error}", "generator")
-
-
-def _shared_memory(size_bytes: int) -> str | None:
-    """/dev/shm if it has room (a container's may be 64 MiB), else None: a temporary directory."""
-    shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 1.2 * size_bytes else None
-
-
-def reap() -> list[str]:
-    """Removes weights that a killed process left in shared memory; their names."""
-    removed = []
-    for folder in Path("/dev/shm").glob(f"{SHARED_PREFIX}*"):
-        pid = folder.name.removeprefix(SHARED_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(str(folder))
-    return removed
 
 
 @ray.remote
@@ -295,7 +317,6 @@ class GeneratorActor:
             time.sleep(options.restart_pause_s)
         self._engine = make(model, options)
         self._meter = RayMeter(options.run)
-        self._holds = ""  # checksum of the weights that were pulled last
         if again:
             self._engine.hold()
 
@@ -316,17 +337,24 @@ class GeneratorActor:
         return said
 
     async def pull(self, weights: WeightsVersion) -> dict[str, float]:
-        if self._holds == weights.checksum:
-            return {}
-        start_s = time.monotonic()
-        packed = await weights.handle[0]  # type: ignore[index]  # a list of one object reference, made by actors.model_host
-        fetched_s = time.monotonic() - start_s
+        """From the object store; how long it took."""
+        from termrsi.actors.engine_weights import Fetcher
+
+        stored = cast("Stored", weights.handle)  # made by actors.model_host
         try:
-            took = await self._engine.load(packed, weights.version)
+            return await self._engine.load(stored.facts, Fetcher(stored), weights.version)
         finally:
             self._end_if_dead()
-        self._holds = weights.checksum
-        return {"fetch_s": fetched_s, **took}
+
+    async def transfer(self, step: str, *arguments: object) -> Any:  # Any: what the step gives
+        """A step of the engine's by NCCL: `join_transfer`, `begin_transfer`, `receive` or `end_transfer`."""
+        try:
+            return await getattr(self._engine, step)(*arguments)
+        finally:
+            self._end_if_dead()
+
+    async def workers(self) -> int:
+        return self._engine.workers
 
     async def go_on(self) -> None:
         self._engine.go_on()
@@ -365,6 +393,13 @@ class RayGenerator:
         """Of one that came back before any pull. Raises EngineError."""
         await self._ask("go_on")
 
+    async def workers(self) -> int:
+        return await self._ask("workers")
+
+    async def transfer(self, step: str, *arguments: object) -> None:
+        """Not asked again of a next life, which would know nothing of the steps before. Raises EngineError, WeightsError."""
+        await alive("generator", self.actor.transfer.remote(step, *arguments), step)
+
     async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
         backoff_s, late_s = BACKOFF_S, time.monotonic() + BACK_AFTER_S
         while True:
@@ -376,6 +411,8 @@ class RayGenerator:
                     raise EngineError(late, "generator") from error
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            except NO_ROOM as error:
+                raise no_room("generator", method, error) from error
             except RayActorError as error:
                 raise EngineError(f"the generator actor died: {error}", "generator") from error
             except TimeoutError as error:

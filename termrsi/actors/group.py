@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from termrsi.actors.calls import alive
+from termrsi.actors.calls import NO_ROOM, PATIENCE_S, alive, first_line, no_room
 from termrsi.errors import EngineError, TermrsiError
 
 AFTER_ERROR_S = 30.0  # for the others to answer once one has failed: a death is known by then
@@ -38,7 +38,7 @@ class _Told:
 
 
 class Group:
-    """Actors by rank. `limit_s`: how long after one answer the next may be waited for.
+    """Actors by rank. `limit_s`: how long after one answer the next may be waited for; the first one as long as any call.
 
     `call` is one at a time, for the methods are collective. It waits for every process; their answers, their deaths and the limit
     unblock it. Once processes are lost or out of step it has ended all of them, and every later call says so.
@@ -51,14 +51,18 @@ class Group:
 
     async def call(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
         """The first process's answer. Raises what the method raises, EngineError once processes are lost."""
-        if len(self.actors) > 1:  # into the store once, not once for each
-            arguments = tuple(ray.put(one) if isinstance(one, list) else one for one in arguments)
-        return await self.first_of(method, [getattr(actor, method).remote(*arguments) for actor in self.actors])
+        try:
+            if len(self.actors) > 1:  # into the store once, not once for each
+                arguments = tuple(ray.put(one) if isinstance(one, list) else one for one in arguments)
+            calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
+        except NO_ROOM as error:
+            raise no_room(self.name, method, error) from error
+        return await self.first_of(method, calls)
 
     async def first_of(self, method: str, references: Sequence[Any]) -> Any:  # Any: object references, and what is behind them
         """As `call`, of calls already made."""
         if len(references) == 1:
-            return await alive(self.name, references[0])
+            return await alive(self.name, references[0], method)
         async with self._turn:
             if self._lost:
                 raise EngineError(self._lost, self.name)
@@ -73,7 +77,7 @@ class Group:
         """In the order they came; those that did not come in time are left out."""
         told: list[_Told] = []
         pending = {asyncio.ensure_future(_answer(rank, reference)) for rank, reference in enumerate(references)}
-        limit_s = None
+        limit_s = PATIENCE_S
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -95,10 +99,10 @@ class Group:
                 assert failed[0].error is not None, "it has failed"
                 raise failed[0].error
             return next(one.value for one in told if one.rank == 0)
-        dead = [one for one in failed if isinstance(one.error, RayActorError)]
+        dead = [(one.rank, one.error) for one in failed if isinstance(one.error, RayActorError)]
         own = [one for one in failed if one.in_step]
         if dead:
-            self._lost = f"process {dead[0].rank} of {size} died in {method}: {str(dead[0].error).splitlines()[0]}"
+            self._lost = f"process {dead[0][0]} of {size} died in {method}: {first_line(dead[0][1])}"
         elif own:
             self._lost = f"process {own[0].rank} of {size} failed alone in {method}: {own[0].cause}"
         elif silent:

@@ -57,9 +57,10 @@ class Placement:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=process)}
 
     def sandbox_resources(self) -> dict[str, Any]:  # Any: options of Ray's actors
-        """What the sandbox actor asks for, so that it stands on a node for sandboxes."""
+        """What a sandbox actor asks for, so that it stands on a node for sandboxes, and no other beside it."""
         name = self._config.cluster.sandbox_resource
-        return {"resources": {name: self._config.sandbox.concurrency}} if name else {}
+        spread = {"scheduling_strategy": "SPREAD"} if self._config.cluster.sandbox_nodes > 1 else {}
+        return {"resources": {name: self._config.sandbox.concurrency}, **spread} if name else {}
 
     def release(self) -> None:
         for group in self._made.values():

@@ -8,7 +8,7 @@ import ray
 from termrsi.actors.calls import NO_END, ask
 from termrsi.queues.recovery import RecoveryQueue
 from termrsi.queues.store import GroupStore
-from termrsi.records import FinishedGroup, RecoveryPoint, ScoredRollout
+from termrsi.records import FinishedBatch, Flow, RecoveryPoint, ScoredRollout
 
 
 @ray.remote(max_restarts=0)
@@ -73,8 +73,8 @@ class BufferActor:
     async def ready(self) -> bool:
         return True
 
-    async def reset(self, batch_groups: int, max_staleness: int, version: int, held: Sequence[tuple[str, int]]) -> None:
-        await self._store.reset(batch_groups, max_staleness, version, held)
+    async def reset(self, flow: Flow, version: int, held: Sequence[tuple[str, int, bool]]) -> None:
+        await self._store.reset(flow, version, held)
 
     async def admit(self, group_id: str) -> None:
         await self._store.admit(group_id)
@@ -82,10 +82,13 @@ class BufferActor:
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
         await self._store.put(group_id, rollouts)
 
+    async def refuse(self, group_id: str) -> None:
+        await self._store.refuse(group_id)
+
     async def drop(self, group_id: str) -> None:
         await self._store.drop(group_id)
 
-    async def take(self) -> list[FinishedGroup]:
+    async def take(self) -> FinishedBatch:
         return await self._store.take()
 
     async def trained(self) -> None:
@@ -98,8 +101,8 @@ class RayGroupStore:
     def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
         self.actor = actor
 
-    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
-        await ask("group buffer", self.actor, "reset", batch_groups, max_staleness, version, list(held))
+    async def reset(self, flow: Flow, version: int = 0, held: Sequence[tuple[str, int, bool]] = ()) -> None:
+        await ask("group buffer", self.actor, "reset", flow, version, list(held))
 
     async def admit(self, group_id: str) -> None:
         await ask("group buffer", self.actor, "admit", group_id, patience_s=NO_END)
@@ -107,10 +110,13 @@ class RayGroupStore:
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
         await ask("group buffer", self.actor, "put", group_id, list(rollouts))
 
+    async def refuse(self, group_id: str) -> None:
+        await ask("group buffer", self.actor, "refuse", group_id)
+
     async def drop(self, group_id: str) -> None:
         await ask("group buffer", self.actor, "drop", group_id)
 
-    async def take(self) -> list[FinishedGroup]:
+    async def take(self) -> FinishedBatch:
         return await ask("group buffer", self.actor, "take", patience_s=NO_END)
 
     async def trained(self) -> None:

@@ -5,28 +5,28 @@ beside the sandbox, so that a task's tests and reports do not cross the network.
 """
 
 import asyncio
-import io
 import logging
 import os
-import shutil
-import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError
 
+from termrsi.actors.archives import pack, unpack
 from termrsi.actors.busy import Busy
 from termrsi.actors.metrics import RayMeter
 from termrsi.errors import SandboxError, SandboxSpoiled, VerifierError
 from termrsi.ports import Sandbox
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
+
+if TYPE_CHECKING:
+    from termrsi.sandbox.machines import Machines
 
 GONE = 1000  # requesters remembered
 _LOG = logging.getLogger(__name__)
@@ -53,18 +53,53 @@ class SandboxOptions:
     keep_bytes: int = 0  # of each verdict's files
     build_network: bool = False
     run: str = ""  # as metrics name it
+    keep: tuple[str, ...] = ()  # ids of snapshots that an earlier life of the run left, and that it goes on from
 
 
-@ray.remote(max_restarts=0)
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """`where`: the node, for people. `life`: another one after each start of the actor. `forgetful`: it waits for `expect`."""
+
+    where: str
+    life: str
+    forgetful: bool
+
+
+@ray.remote
 class SandboxActor:
-    """Hosts one HostPool and the verifier."""
+    """Hosts one HostPool and the verifier. `parts`: makes others than the backend's machines and the tasks' verifier.
 
-    def __init__(self, options: SandboxOptions) -> None:
+    Started again, on this node or on another, it has none of its sandboxes, and does not know what a verdict must come with: it
+    leases nothing until its owner has told it with `expect`. What dead processes left on its node is removed at its start, but the
+    snapshots of its own run.
+    """
+
+    def __init__(
+        self,
+        options: SandboxOptions,
+        parts: "Callable[[], tuple[Machines, Any]] | None" = None,  # Any: what has the methods of a TaskVerifier
+    ) -> None:
         from termrsi.reward.verifiers import TaskVerifier
+        from termrsi.sandbox import reap
         from termrsi.sandbox.host_pool import HostPool
         from termrsi.sandbox.machines import Limits, capacity
 
+        machines, verifier = parts() if parts else (None, None)
+        again = ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed
+        for name in reap.everything(
+            options.state_dir,
+            docker=options.backend == "docker",
+            cache_dir=options.cache_dir,
+            keep=options.keep,
+            snapshots=not again,
+        ):
+            _LOG.info("removed what a dead process left: %s", name)
+        self._knows = asyncio.Event()
+        if not again:
+            self._knows.set()
+        self._life = uuid.uuid4().hex
         self._pool = HostPool(
+            machines=machines,
             size=options.concurrency,
             cache_dir=options.cache_dir,
             state_dir=options.state_dir,
@@ -83,7 +118,7 @@ class SandboxActor:
         self._backend = options.backend
         self._commands, self._verifications = Busy(), Busy()
         self._meter = RayMeter(options.run)
-        self._verifier = TaskVerifier(
+        self._verifier = verifier or TaskVerifier(
             timeout_multiplier=options.verifier_time,
             text_first=options.text_first,
             kit=options.kit or None,
@@ -92,6 +127,7 @@ class SandboxActor:
         )
         self._asked: dict[str, asyncio.Future[Sandbox]] = {}  # by the requester's own id, while it waits
         self._granted: dict[str, str] = {}  # likewise, while it has a sandbox: that one's id
+        self._askers: dict[str, str] = {}  # the same, by the sandbox
         self._gone: dict[str, None] = {}  # requesters that went away before their request came, or in the moment of its grant
         self._leased: dict[str, Sandbox] = {}
         self._forks: dict[str, dict[str, Sandbox]] = {}  # of which sandbox -> those of its forks that live
@@ -104,7 +140,14 @@ class SandboxActor:
             raise SandboxError("; ".join(missing), "sandbox pool", "`termrsi doctor` on this node says more")
         return True
 
+    async def beat(self) -> Beat:
+        """That it answers, and from where."""
+        context = ray.get_runtime_context()
+        where = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
+        return Beat(where, self._life, not self._knows.is_set())
+
     async def lease(self, request: str, task: TaskSpec, snapshot: Snapshot | None) -> str:
+        await self._knows.wait()
         start_s = time.monotonic()
         asked = asyncio.ensure_future(self._pool.lease(task, snapshot))
         self._asked[request] = asked
@@ -123,7 +166,7 @@ class SandboxActor:
             await self._pool.release(sandbox)
             raise SandboxError("its requester gave up", task.id)
         self._leased[sandbox.id] = sandbox
-        self._granted[request] = sandbox.id
+        self._granted[request], self._askers[sandbox.id] = sandbox.id, request
         self._meter("sandbox_leases")
         self._meter("sandbox_lease_wait_seconds", time.monotonic() - start_s)
         self._meter("sandboxes_leased", len(self._leased))
@@ -140,9 +183,14 @@ class SandboxActor:
         elif len(self._gone) > GONE:  # a lease that had failed before: it comes no more
             del self._gone[next(iter(self._gone))]
 
+    async def forget(self, client: str) -> None:
+        """Of a client that has died: all that it had asked for ends."""
+        for request in [one for one in (*self._asked, *self._granted) if one.startswith(f"{client}/")]:
+            await self.abandon(request)
+
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
-        self._granted = {request: granted for request, granted in self._granted.items() if granted != sandbox_id}
+        self._granted.pop(self._askers.pop(sandbox_id, ""), None)
         for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
             await self._pool.release(fork)
         if sandbox is not None:
@@ -171,13 +219,13 @@ class SandboxActor:
 
     async def put(self, sandbox_id: str, tar: bytes, target: str) -> None:
         with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
-            await self._of(sandbox_id).put(_unpack(tar, Path(folder)), target)
+            await self._of(sandbox_id).put(unpack(tar, Path(folder)), target)
 
     async def get(self, sandbox_id: str, source: str) -> bytes:
         with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
             target = Path(folder) / "got"
             await self._of(sandbox_id).get(source, target)
-            return _pack(target)
+            return pack(target)
 
     async def kill_processes(self, sandbox_id: str) -> int:
         return await self._of(sandbox_id).kill_processes()
@@ -195,6 +243,7 @@ class SandboxActor:
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
         self._verifier.expect(checks)
+        self._knows.set()
 
     async def discard(self, snapshot: Snapshot) -> None:
         await self._pool.discard(snapshot)
@@ -218,118 +267,9 @@ class SandboxActor:
             raise
 
     def _of(self, sandbox_id: str) -> Sandbox:
-        found = self._leased.get(sandbox_id)
+        if (found := self._leased.get(sandbox_id)) is not None:
+            return found
         for forks in self._forks.values():
-            found = found or forks.get(sandbox_id)
-        if found is None:
-            raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")
-        return found
-
-
-class RemoteSandbox:
-    """`ports.Sandbox` over a sandbox in a SandboxActor."""
-
-    def __init__(self, actor: Any, sandbox_id: str, *, forked: bool = False) -> None:  # Any: Ray's actor handles are untyped
-        self._actor = actor
-        self._id = sandbox_id
-        self._forked = forked
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    async def start(self) -> None:
-        """A leased sandbox is started."""
-
-    async def run(self, command: str, timeout_s: float | None = None) -> CommandResult:
-        return await _call(self._actor.run.remote(self._id, command, timeout_s))
-
-    async def snapshot(self) -> Snapshot:
-        return await _call(self._actor.snapshot.remote(self._id))
-
-    async def fork(self, n: int) -> list[Sandbox]:
-        return [RemoteSandbox(self._actor, i, forked=True) for i in await _call(self._actor.fork.remote(self._id, n))]
-
-    async def put(self, source: Path | str, target: str) -> None:
-        await _call(self._actor.put.remote(self._id, _pack(Path(source)), target))
-
-    async def get(self, source: str, target: Path | str) -> None:
-        tar = await _call(self._actor.get.remote(self._id, source))
-        with tempfile.TemporaryDirectory(prefix=f"termrsi-copy-{os.getpid()}-") as folder:
-            found = _unpack(tar, Path(folder))
-            if found.is_dir() and not found.is_symlink():
-                shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True)
-            else:
-                shutil.copy2(found, target, follow_symlinks=False)
-
-    async def kill_processes(self) -> int:
-        return await _call(self._actor.kill_processes.remote(self._id))
-
-    async def replaced(self) -> list[str]:
-        return await _call(self._actor.replaced.remote(self._id))
-
-    async def close(self) -> None:
-        method = self._actor.close_fork if self._forked else self._actor.release
-        await _call(method.remote(self._id))
-
-
-class RemotePool:
-    """`ports.SandboxPool` and `ports.Verifier` over a SandboxActor."""
-
-    def __init__(self, actor: Any) -> None:  # Any: Ray's actor handles are untyped
-        self.actor = actor
-
-    async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
-        request = uuid.uuid4().hex
-        try:
-            return RemoteSandbox(self.actor, await _call(self.actor.lease.remote(request, task, snapshot)))
-        except asyncio.CancelledError:
-            self.actor.abandon.remote(request)
-            raise
-
-    async def release(self, sandbox: Sandbox) -> None:
-        await _call(self.actor.release.remote(sandbox.id))
-
-    async def discard(self, snapshot: Snapshot) -> None:
-        await _call(self.actor.discard.remote(snapshot))
-
-    async def kept(self, snapshot: Snapshot) -> bool:
-        return await _call(self.actor.kept.remote(snapshot))
-
-    async def verify(self, sandbox: Sandbox, task: TaskSpec) -> Verdict:
-        return await _call(self.actor.verify.remote(sandbox.id, task))
-
-    async def busy(self) -> dict[str, float]:
-        """As the actor counts them."""
-        return await _call(self.actor.busy.remote())
-
-    async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
-        """See `reward.verifiers.TaskVerifier`."""
-        await _call(self.actor.expect.remote(checks))
-
-
-async def _call(reference: Any) -> Any:  # Any: an object reference, and what it resolves to
-    """A dead pool is a lost sandbox; errors of ours arrive as what they are."""
-    try:
-        return await reference
-    except RayActorError as error:
-        raise SandboxError(f"the sandbox actor died: {error}", "sandbox pool") from error
-
-
-def _pack(path: Path) -> bytes:
-    """A tar that holds one member, the file or the tree at `path`."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.add(path, arcname="content")
-    return buffer.getvalue()
-
-
-def _unpack(data: bytes, folder: Path) -> Path:
-    """Where the packed file or tree lies now."""
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        # Python 3.11.4 brought filters; before, what they hold back is not in an archive that `_pack` made.
-        if hasattr(tarfile, "tar_filter"):
-            tar.extractall(folder, filter="tar")
-        else:
-            tar.extractall(folder)
-    return folder / "content"
+            if sandbox_id in forks:
+                return forks[sandbox_id]
+        raise SandboxError(f"sandbox {sandbox_id} is not leased", "sandbox pool")

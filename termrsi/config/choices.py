@@ -33,6 +33,13 @@ class Author(enum.StrEnum):
     policy = "policy"
 
 
+class Admission(enum.StrEnum):
+    """Which groups a step is made of: those that were begun first, or those that finish first."""
+
+    fair = "fair"
+    first = "first"
+
+
 class LimitEnds(enum.StrEnum):
     terminal = "terminal"
     truncate = "truncate"

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
+from termrsi import durable
 from termrsi.config import arms, effects, schema, stages
 from termrsi.config.choices import ROLES, Author
 from termrsi.config.schema import Config
@@ -60,7 +62,7 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
         if roles:
             OmegaConf.set_struct(composed, False)  # the schema still knows which keys there are
             composed = OmegaConf.merge(composed, OmegaConf.from_dotlist(roles))
-        config = OmegaConf.to_object(composed)
+        config = _typed(composed)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value", "configuration", "give it one on the command line") from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -71,6 +73,39 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
     arms.apply(config)
     check(config)
     return config
+
+
+def _typed(composed: Any) -> object:  # Any: OmegaConf's node
+    """The typed configuration. A refusal names the key as it is set: what a dataclass says of itself is told where it stands."""
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.to_object(composed)
+    except ConfigError as error:
+        place, owner = _place(composed)
+        if not place:
+            raise
+        below = error.where.partition(".")[2].removeprefix("*.")
+        where = f"{place}.{below}" if below else place
+        key = error.what.partition("=")[0]
+        if key in _field_names(owner) and key != error.what:
+            raise ConfigError(f"{where}.{error.what}", "", error.valid) from error
+        raise ConfigError(error.what, where, error.valid) from error
+
+
+def _place(node: Any) -> tuple[str, object]:  # Any: OmegaConf's node
+    """Path and class of the first part that refuses its values, parts before the whole, as `to_object` makes them."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for key in node:
+        if OmegaConf.is_missing(node, key) or not isinstance(node[key], DictConfig):
+            continue
+        try:
+            OmegaConf.to_object(node[key])
+        except ConfigError:
+            below, owner = _place(node[key])
+            return (f"{key}.{below}" if below else str(key)), owner
+    return "", OmegaConf.get_type(node)
 
 
 def _not_the_group(override: str) -> str:
@@ -233,13 +268,18 @@ def _check_sizes(config: Config) -> None:
                     f"lower it, or raise model.max_model_len={config.model.max_model_len}",
                 )
     if config.dry and config.tasks != schema.TasksConfig():
-        raise ConfigError("scale=dry brings tasks of its own", "tasks", "take the tasks.* keys away")
+        raise ConfigError("scale=dry brings tasks of its own", "tasks", "take tasks=... and tasks.*=... away, or another scale")
     own = schema.ClusterConfig()
     if config.cluster.address != "local" and (config.cluster.num_cpus, config.cluster.object_store_mb) != (
         own.num_cpus,
         own.object_store_mb,
     ):
         raise ConfigError("num_cpus and object_store_mb are of a Ray that the run starts itself", "cluster", "take them away")
+    for name in ("offload_activations", "offload_optimizer"):
+        if getattr(config.model, name) and not config.cluster.gpus_learner:
+            raise ConfigError(
+                "learners on the CPU have all in its memory", f"model.{name}", "false, or cluster.gpus_learner above 0"
+            )
     model = config.model.path
     if model != "embedded" and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")
@@ -282,15 +322,15 @@ def record(config: Config, overrides: Sequence[str], run_dir: Path) -> None:
     """Write `config.yaml`, `overrides.json` and `versions.json` beside the run."""
     run_dir.mkdir(parents=True, exist_ok=True)
     plain = json.loads(json.dumps(asdict(config)))
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
-    (run_dir / "overrides.json").write_text(json.dumps(list(overrides), indent=1))
+    durable.write_text(run_dir / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    durable.write_text(run_dir / "overrides.json", json.dumps(list(overrides), indent=1))
     versions = {"python": platform.python_version(), "revision": revision(Path(__file__).resolve().parents[2])}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    (run_dir / "versions.json").write_text(json.dumps(versions, indent=1))
+    durable.write_text(run_dir / "versions.json", json.dumps(versions, indent=1))
 
 
 def stages_of(config: Config) -> list[tuple[str, StageConfig]]:

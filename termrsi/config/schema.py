@@ -24,8 +24,13 @@ class ModelConfig:
     compute: str = "bf16"  # learner and critic arithmetic; master weights are always fp32
     micro_tokens: int = 4096  # padded tokens of one forward and backward pass
     gradient_checkpointing: bool = False
+    offload_activations: bool = False  # what a forward pass keeps for the backward pass waits in CPU memory; learners on GPUs
+    offload_optimizer: bool = False  # between steps moments are in CPU memory, of one process masters too; learners on GPUs
     share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
     routing_replay: bool = False  # of mixture-of-experts models: the learner uses the experts that the sampler chose
+    lora_rank: int = 0  # of adapters that the policy trains, its own weights frozen in bf16; 0: none, it trains its weights
+    lora_alpha: float = 32.0  # what an adapter adds is scaled by alpha / rank
+    lora_targets: list[str] = field(default_factory=list)  # names of the linear layers that get one; empty: all but the head
     critic_layers: int = 0  # blocks of the policy's body that a new critic keeps; 0: all
     max_model_len: int = 2048
     max_num_seqs: int = 32
@@ -36,7 +41,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         one_of("model.compute", self.compute, "bf16", "fp32")
         at_least("model", 1, max_num_seqs=self.max_num_seqs, micro_tokens=self.micro_tokens, threads=self.threads)
-        at_least("model", 0, critic_layers=self.critic_layers)
+        at_least("model", 0, critic_layers=self.critic_layers, lora_rank=self.lora_rank)
+        above_zero("model", lora_alpha=self.lora_alpha)
+        if not self.lora_rank and (self.lora_alpha != 32.0 or self.lora_targets):
+            key = "lora_targets" if self.lora_targets else "lora_alpha"
+            raise ConfigError(f"{key} without adapters", f"model.{key}", "set model.lora_rank to 1 or more")
         if self.routing_replay and self.share_prefix:
             raise ConfigError("records of routing are laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
 
@@ -135,13 +144,18 @@ class ClusterConfig:
     num_cpus: int = 8  # slots of a local Ray; actors ask for fractions of them, not for cores
     object_store_mb: int = 2000
     rollout_workers: int = 1
+    worker_restarts: int = 2  # of each rollout worker's process
     generators: int = 1  # engines; an episode goes to the one that holds its prefix
     generator_restarts: int = 2  # of each engine's process, after a death
     learner_processes: int = 1  # of the policy, and as many of the critic and of the reference
     learner_limit_s: float = 600.0  # how long one learner process waits for the others, before they are taken as lost
     gpus_generator: float = 0.0  # of each engine; more than 1: model.engine says how it uses them
     gpus_learner: float = 0.0  # of each process
+    weight_channel: str = "object_store"  # from learner to engines; "nccl": from GPU to GPU, never run
+    weight_bucket_mb: int = 256  # of weights, that are put, written, sent and loaded at once; a larger layer goes alone
     colocated: bool = False
+    sandbox_nodes: int = 1  # for sandboxes, each with sandbox.concurrency of them
+    sandbox_restarts: int = 2  # of the actor of each, after its death or its node's
     sandbox_resource: str = ""  # a Ray resource that the nodes for sandboxes offer, one for each sandbox; "": any node will do
     nodes: int = 0  # with the models; those for sandboxes alone are not counted
     gpus_per_node: int = 0
@@ -153,8 +167,16 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         at_least("cluster", 1, rollout_workers=self.rollout_workers, num_cpus=self.num_cpus)
         at_least("cluster", 1, generators=self.generators, learner_processes=self.learner_processes)
-        at_least("cluster", 1, learner_limit_s=self.learner_limit_s)
+        at_least("cluster", 1, learner_limit_s=self.learner_limit_s, weight_bucket_mb=self.weight_bucket_mb)
+        at_least("cluster", 1, sandbox_nodes=self.sandbox_nodes)
+        one_of("cluster.weight_channel", self.weight_channel, "object_store", "nccl")
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
+        at_least("cluster", 0, sandbox_restarts=self.sandbox_restarts, worker_restarts=self.worker_restarts)
+        if self.sandbox_nodes > 1 and not self.sandbox_resource:
+            what = f"{self.sandbox_nodes} nodes for sandboxes, and nothing keeps two actors from standing on one of them"
+            raise ConfigError(
+                what, "cluster.sandbox_resource", "valid: a Ray resource that each of these nodes offers sandbox.concurrency of"
+            )
         at_least("cluster", 0, nodes=self.nodes, gpus_per_node=self.gpus_per_node)
         at_least("cluster", 0, gpus_generator=self.gpus_generator, gpus_learner=self.gpus_learner)
         at_least("cluster", 0, gpu_memory_gib=self.gpu_memory_gib, cpus=self.cpus, memory_gib=self.memory_gib)
@@ -169,6 +191,10 @@ class ClusterConfig:
                 "cluster.colocated",
                 "valid: fractions above 0 that add up to 1 at most",
             )
+        if self.weight_channel == "nccl" and not (self.gpus_generator >= 1 and self.gpus_learner >= 1 and not self.colocated):
+            what = f"NCCL takes a GPU for each: gpus_generator={self.gpus_generator:g} gpus_learner={self.gpus_learner:g}"
+            what += " colocated" if self.colocated else ""
+            raise ConfigError(what, "cluster.weight_channel", "object_store, or whole GPUs for engines and learner, apart")
         if self.colocated and not self.nodes:
             raise ConfigError("it is not said on which nodes", "cluster.colocated", "give cluster.nodes and their shape")
         if not self.nodes and (self.gpus_per_node or self.gpu_memory_gib or self.cpus or self.memory_gib):
@@ -267,3 +293,9 @@ class Config:
     def run_name(self) -> str:
         """What the run is called where it is one among others: the last part of its directory."""
         return Path(self.run_dir or f"{self.experiment or 'run'}-{self.scale}-{self.seed}").absolute().name
+
+    @property
+    def owner(self) -> str:
+        """The run, as what its sandboxes leave bears it."""
+        name = Path(self.run_dir or self.experiment).name
+        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"

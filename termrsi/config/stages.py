@@ -12,6 +12,7 @@ from termrsi.config.axes import AxesConfig
 from termrsi.config.bounds import above_zero, at_least, one_of
 from termrsi.config.choices import (
     BY_FAMILY,
+    Admission,
     Author,
     BootstrapAt,
     Calibration,
@@ -31,6 +32,7 @@ from termrsi.config.choices import (
     Workflow,
 )
 from termrsi.errors import ConfigError
+from termrsi.records import Flow
 
 
 @dataclass(slots=True, kw_only=True)
@@ -295,7 +297,35 @@ class RetentionConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class RprConfig(DrawsConfig):
+class AheadConfig(DrawsConfig):
+    """What every stage has whose groups may be sampled ahead of the learner: `queues.buffer` has the laws.
+
+    `oversample`: groups under way beyond a step's own; those that it does not take are the first of the next one.
+    `admission`: a step takes the groups that were begun first (`fair`), or those that finish first (`first`): the learner waits
+    less, and what it sees is biased: short episodes come in early steps, long ones later and from older weights.
+    """
+
+    max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
+    oversample: int = 0  # 0: as many as max_staleness allows
+    admission: Admission = Admission.fair
+
+    def flow(self, groups: int, steps: int, *, replace: int = 0) -> Flow:
+        """Of `steps` batches of `groups`."""
+        return Flow(groups, self.max_staleness, self.oversample or -1, replace, self.admission is Admission.first, steps)
+
+    def check_ahead(self, owner: str, groups: int) -> None:
+        at_least(owner, 0, max_staleness=self.max_staleness, oversample=self.oversample)
+        most = groups * self.max_staleness
+        if self.oversample > most:
+            what = f"oversample={self.oversample}: max_staleness={self.max_staleness} allows {most}"
+            raise ConfigError(what, owner, "fewer, or a larger max_staleness")
+        if self.admission is Admission.first and not 0 < self.oversample < most:
+            what = "admission=first: with all that max_staleness allows under way, the oldest have to be waited for"
+            raise ConfigError(what, owner, f"oversample above 0 and below {most}" if most > 1 else "a larger max_staleness")
+
+
+@dataclass(slots=True, kw_only=True)
+class RprConfig(AheadConfig):
     """PPO with a critic: one sample per task, TB-GAE, four critic-only updates at the start of the phase."""
 
     kind: str = "rpr"
@@ -307,7 +337,6 @@ class RprConfig(DrawsConfig):
     critic_only_updates: int = 4
     refit_value_head: RefitValueHead = RefitValueHead.off
     only_contrast: bool = False  # the actor learns from tasks whose samples got different rewards; the critic from all
-    max_staleness: int = 0  # updates that rollouts may be older than the actor they update; 0: strictly on-policy
     checkpoint_every: int = 1  # as in sft
     critic_lr: float = 3e-5
     value_clip: float = 0.2
@@ -319,8 +348,8 @@ class RprConfig(DrawsConfig):
 
     def __post_init__(self) -> None:
         at_least("rpr", 1, steps=self.steps, tasks_per_step=self.tasks_per_step, samples_per_task=self.samples_per_task)
-        at_least("rpr", 0, max_staleness=self.max_staleness, critic_only_updates=self.critic_only_updates)
-        at_least("rpr", 0, checkpoint_every=self.checkpoint_every)
+        at_least("rpr", 0, critic_only_updates=self.critic_only_updates, checkpoint_every=self.checkpoint_every)
+        self.check_ahead("rpr", self.tasks_per_step)
         above_zero("rpr", critic_lr=self.critic_lr)
         if self.only_contrast and self.samples_per_task < 2:
             raise ConfigError("one sample per task has no contrast", "rpr.only_contrast", "set samples_per_task to 2 or more")
@@ -377,11 +406,11 @@ class RetermConfig(DrawsConfig):
 
 
 @dataclass(slots=True, kw_only=True)
-class GrpoConfig(DrawsConfig):
+class GrpoConfig(AheadConfig):
     """Group-relative policy gradient without a critic: GRPO, DAPO, Dr. GRPO, GSPO, DPPO, TVPO or DIS, by `loss`.
 
-    Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, it replaces groups without contrast, and `overlong` and
-    `overlong_max` are its L_cache and L_max, in action tokens of a rollout.
+    Dr. GRPO and Tmax do not normalise; DAPO's own clip_high is 0.28, it replaces groups without contrast, as Tmax does, and
+    `overlong` and `overlong_max` are its L_cache and L_max, in action tokens of a rollout.
     """
 
     kind: str = "grpo"
@@ -389,12 +418,11 @@ class GrpoConfig(DrawsConfig):
     groups: int = 8  # per update
     group_size: int = 4
     normalise: bool = True  # by the group's standard deviation; without it the advantage is the reward less the mean
-    only_contrast: bool = False  # a group of equal rewards is replaced by the next (Tmax's active sampling, DAPO's dynamic one)
+    replace_zero_variance: int = 0  # groups of equal rewards that a step replaces at most; then it has fewer. 0: they stay
     repetition_penalty: float = 0.0  # River's, on each turn that repeats one before it
     repetition_threshold: float = 0.8
     overlong: int = 0  # the last so many tokens before `overlong_max` cost up to 1, all beyond it 1; 0: length costs nothing
     overlong_max: int = 0  # 0: the most that the limits allow
-    max_staleness: int = 0  # as in rpr
     checkpoint_every: int = 1  # as in sft
     loss: Loss = Loss.grpo
     optim: PolicyOptimConfig = field(default_factory=PolicyOptimConfig)
@@ -404,7 +432,8 @@ class GrpoConfig(DrawsConfig):
     def __post_init__(self) -> None:
         at_least("grpo", 1, steps=self.steps, groups=self.groups)
         at_least("grpo", 2, group_size=self.group_size)
-        at_least("grpo", 0, max_staleness=self.max_staleness, repetition_penalty=self.repetition_penalty)
+        at_least("grpo", 0, replace_zero_variance=self.replace_zero_variance, repetition_penalty=self.repetition_penalty)
+        self.check_ahead("grpo", self.groups)
         at_least("grpo", 0, overlong=self.overlong, overlong_max=self.overlong_max, checkpoint_every=self.checkpoint_every)
         if not 0.0 <= self.repetition_threshold <= 1.0:
             raise ConfigError(f"repetition_threshold={self.repetition_threshold}", "grpo", "valid: 0 to 1")

@@ -12,9 +12,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
 
-from termrsi.errors import CaptureError, RequestRefused, SandboxError, SandboxSpoiled, TaskError, VerifierError
+from termrsi.errors import CaptureError, RequestRefused, SandboxError, SandboxSpoiled, SnapshotGone, TaskError, VerifierError
 from termrsi.harness import variants
 from termrsi.harness.episode import Episode
+from termrsi.harness.progress import Progress
 from termrsi.harness.render import ChatFormat
 from termrsi.ports import Generator, Sandbox, SandboxPool, Verifier
 from termrsi.records import (
@@ -38,14 +39,17 @@ LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verificat
 
 
 class _Meter:
-    """A generator, and what one attempt has taken of it."""
+    """A generator, what one attempt has taken of it, and where the attempt stands."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, episode: str, progress: Progress) -> None:
         self._generator = generator
+        self._episode, self._progress = episode, progress
         self.taken = Calls()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+        self._progress.at(self._episode, "generating", turns=1)
         got = await self._generator.generate(prompt_ids, params, prefix_key)
+        self._progress.at(self._episode, "at its commands")
         self.taken += Calls(len(prompt_ids), len(got.ids), got.cached_tokens, got.cost)
         return got
 
@@ -76,6 +80,7 @@ class Runner:
         self._chat = chat
         self._retries = retries
         self._concurrency = concurrency
+        self.progress = Progress()
 
     async def run(self, specs: Sequence[EpisodeSpec]) -> AsyncGenerator[ScoredRollout | DroppedRollout, None]:
         """Consumes `specs`; waits for the first episode to finish; ends when each has come out once."""
@@ -90,10 +95,20 @@ class Runner:
                 yield result
 
     async def run_one(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
-        """Raises EngineError: a dead engine is not cured by another sandbox. What it refuses is dropped at once."""
+        """Raises EngineError and PoolError: neither a dead engine nor a pool without a node is cured by another sandbox.
+
+        What the engine refuses is dropped at once, and so is what begins from a state that is lost.
+        """
+        try:
+            return await self._tried(spec)
+        finally:
+            self.progress.end(spec.id)
+
+    async def _tried(self, spec: EpisodeSpec) -> ScoredRollout | DroppedRollout:
         reason, lost = "", Calls()
         for attempt in range(1, self._retries + 2):
-            meter = _Meter(self._generators[spec.model])
+            self.progress.begin(spec.id, attempt)
+            meter = _Meter(self._generators[spec.model], spec.id, self.progress)
             try:
                 scored = await self._attempt(spec, meter)
                 return replace(scored, rollout=replace(scored.rollout, attempt=attempt, lost=lost))
@@ -101,6 +116,9 @@ class Runner:
                 reason = f"late: not done {spec.limits.wall_s + LATE_S:.0f} s after its start"
             except (TaskError, RequestRefused) as error:
                 return DroppedRollout(spec.id, spec.group_id, spec.task.id, str(error), attempt, lost + meter.taken)
+            except SnapshotGone as error:
+                reason = f"{SnapshotGone.__name__}: {error}"
+                return DroppedRollout(spec.id, spec.group_id, spec.task.id, reason, attempt, lost + meter.taken)
             except (SandboxError, VerifierError, CaptureError) as error:
                 reason = f"{type(error).__name__}: {error}"
             lost += meter.taken
@@ -116,16 +134,19 @@ class Runner:
     async def _attempt(self, spec: EpisodeSpec, generator: Generator) -> ScoredRollout:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
+        self.progress.at(spec.id, "beginning", sandbox=sandbox.id)
         try:
             async with asyncio.timeout(longest_s(spec)):
                 play = self._steps if spec.task.steps else self._one
                 return await play(spec, sandbox, generator)
         finally:
+            self.progress.at(spec.id, "giving back its sandbox")
             await self._pool.release(sandbox)
 
     async def _one(self, spec: EpisodeSpec, sandbox: Sandbox, generator: Generator) -> ScoredRollout:
         """One conversation and its verification; before it, if a failure is to be started from again, the snapshot."""
         rollout = await self._episode(spec, sandbox, generator)
+        self.progress.at(spec.id, "in snapshot and verification")
         snapshot = None
         try:
             if spec.keep_snapshot and rollout.stop is not StopReason.sandbox_spoiled:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from termrsi import __version__
+from termrsi import __version__, durable
 from termrsi.furnish import workdir_of
 from termrsi.harness import variants
 from termrsi.harness.actions import Command
@@ -61,7 +61,7 @@ def trajectory(spec: EpisodeSpec, rollout: Rollout, *, model: str = "") -> Json:
 
 
 def dump(path: Path, document: object) -> None:
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="replace")
+    durable.write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n", errors="replace")
 
 
 def tokens(chunks: Sequence[Chunk]) -> Iterator[tuple[list[int], list[int], list[float]]]:

@@ -26,7 +26,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from termrsi import __version__
+from termrsi import __version__, durable
 from termrsi.interop import atif
 from termrsi.interop.jobs import Job, job_id
 from termrsi.ports import Rollouts
@@ -245,7 +245,7 @@ def _lay(folder: Path, files: Iterable[tuple[str, bytes]]) -> list[str]:
     for name, data in files:
         try:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
+            durable.write_bytes(folder / name, data, sync=False)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -5,6 +5,7 @@ Directories from elsewhere have none and are taken as they are.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -13,12 +14,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from termrsi import weights
 from termrsi.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -43,28 +45,30 @@ CHATML = (
 
 
 def checksum(state: Mapping[str, Tensor]) -> str:
-    """Digest (32 hex digits) over names, types, shapes and bytes of a state dict, in whatever order the names come."""
-    names = sorted(state)
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # hashlib lets go of the GIL
-        digests = list(pool.map(lambda name: _tensor_digest(state[name]), names))
-    total = hashlib.blake2b(digest_size=16)
-    for name, digest in zip(names, digests, strict=True):
-        total.update(f"{name}\0{state[name].dtype}\0{tuple(state[name].shape)}\0{digest}\n".encode())
-    return total.hexdigest()
+    """Digest (32 hex digits) over names, types, shapes and bytes of a state dict, in whatever order the names come.
+
+    That of the same weights published (`weights.checksum`).
+    """
+    return weights.checksum_of(state)
 
 
 @contextlib.contextmanager
 def atomic_directory(target: Path | str) -> Iterator[Path]:
     """Yield a temporary directory beside `target`; on a clean exit sync it, add the manifest, and rename it to `target`.
 
-    On an error nothing stays. A directory already at `target` is moved aside just before, and then removed.
+    On an error nothing stays. A directory already at `target` is moved aside just before, and then removed. Raises OSError, of the
+    full disk that safetensors meets too.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         temporary.chmod(0o755)
-        yield temporary
+        try:
+            yield temporary
+        except SafetensorError as error:  # knows a full disk by its text alone
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(target)) from error
         _write_manifest(temporary)
         old = temporary.with_suffix(".old")
         if target.exists():
@@ -162,14 +166,6 @@ def tiny_model(directory: Path | str, vocab_from: Path | str | None = None, *, s
         model.to(dtype=torch.bfloat16)  # pyright: ignore[reportCallIssue]: transformers' wrapper hides the signature
         model.save_pretrained(temporary)
     return Path(directory)
-
-
-def _tensor_digest(tensor: Tensor) -> str:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    digest = hashlib.blake2b(digest_size=16)
-    if flat.numel():
-        digest.update(flat.view(torch.uint8).numpy().data)  # bf16 has no numpy type
-    return digest.hexdigest()
 
 
 def _file_digest(path: Path) -> str:

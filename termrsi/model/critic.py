@@ -19,7 +19,16 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.errors import CheckpointError, ConfigError
 from termrsi.model import checkpoint
-from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
+from termrsi.model.learning import (
+    enable_checkpointing,
+    learn,
+    load_module,
+    place,
+    return_freed_memory,
+    save_training,
+    split,
+    untied_state,
+)
 from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.ranks import ALONE, Ranks, rest
@@ -34,7 +43,7 @@ class CriticModel:
     `directory` is a causal LM (then the head is new: weights of standard deviation 0.01 / sqrt(hidden size), bias 0, drawn
     from `seed`) or one written by `save`. A new critic keeps the first `layers` blocks of the LM's body (0: all): a value needs
     less depth than the next token, and the critic's updates cost as much as the policy's. A saved critic keeps its own depth.
-    The head computes in float32. `ranks` as in PolicyModel. Raises CheckpointError and ConfigError as PolicyModel.
+    The head computes in float32. `ranks`, what is offloaded, CheckpointError and ConfigError as in PolicyModel.
     """
 
     def __init__(
@@ -48,6 +57,8 @@ class CriticModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
+        offload_activations: bool = False,
+        offload_optimizer: bool = False,
         seed: int = 0,
         layers: int = 0,
         ranks: Ranks = ALONE,
@@ -59,6 +70,7 @@ class CriticModel:
         self._micro_tokens, self._seed, self._layers = micro_tokens, seed, layers
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
+        self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
         self.load(directory)
 
     def load(self, directory: Path | str) -> str:
@@ -79,7 +91,14 @@ class CriticModel:
         self._source, self._body, self._head = Path(directory), body, head
         self._module = _Valuer(body, head)
         half = place(self._module, body, compute=self._compute, device=self._device, ranks=self._ranks, full=[head])
-        self._masters = Masters(self._module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
+        self._masters = Masters(
+            self._module,
+            half=half,
+            betas=self._betas,
+            max_grad_norm=self._max_grad_norm,
+            offload=self._offload_optimizer,
+            ranks=self._ranks,
+        )
         return self.checksum()
 
     def save(self, directory: Path | str) -> str:
@@ -138,6 +157,7 @@ class CriticModel:
             batches = self._split(samples, ())
             rows = batching.restore(samples, [(batch, self._forward(batch)) for batch in batches])
         rest(self._module)
+        return_freed_memory()
         return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], lr: float, value_clip: float) -> UpdateMetrics:
@@ -156,7 +176,7 @@ class CriticModel:
             seen.append((_numpy(values, micro), _numpy(returns, micro)))
             return losses.value_loss(values, returns, old, micro.mask, clip=value_clip, denominator=count)
 
-        result = learn(self._masters, self._split(samples, fields), one, lr, self._ranks)
+        result = learn(self._masters, self._split(samples, fields), one, lr, self._ranks, offload=self._offload_activations)
         seen = [part for parts in self._ranks.gather(seen) for part in parts]
         if seen:
             values, returns = (np.concatenate(part) for part in zip(*seen, strict=True))

@@ -1,13 +1,13 @@
 """What policy and critic share: a model from its directory to its devices, a batch to micro-batches, and the step they lead to."""
 
-import errno
+import ctypes
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -15,9 +15,20 @@ from termrsi.algo import batch as batching
 from termrsi.errors import CheckpointError
 from termrsi.model import checkpoint
 from termrsi.model.masters import Compute, Masters
+from termrsi.model.offload import activations
 from termrsi.model.ranks import Ranks, shard
 from termrsi.model.routing import RoutingReplay
 from termrsi.records import Sample, UpdateMetrics
+
+
+def return_freed_memory() -> None:
+    """Give what was freed back to the system (glibc; elsewhere nothing).
+
+    Left to itself, glibc keeps freed blocks of up to 32 MiB in its heap: activations, of another size in each micro-batch, then lie
+    there between what stays, and a learner on a CPU grows with every batch.
+    """
+    with suppress(OSError, AttributeError):  # another system, another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
@@ -85,16 +96,23 @@ def learn(
     loss_of: Callable[[batching.MicroBatch], Tensor],
     lr: float,
     ranks: Ranks,
+    *,
+    offload: bool = False,
 ) -> UpdateMetrics:
-    """Backward over all micro-batches, then one step. `loss_of` must divide by the whole batch's denominator."""
+    """Backward over all micro-batches, then one step. `loss_of` must divide by the whole batch's denominator.
+
+    `offload`: what a forward pass keeps for the backward pass waits in CPU memory.
+    """
     start = time.perf_counter()
     masters.drop_gradients()
     total = 0.0
     for micro in batches:
-        loss = loss_of(micro)
+        with activations() if offload else nullcontext():
+            loss = loss_of(micro)
         loss.backward()
         total += float(loss.detach())
     norm = masters.step(lr)
+    return_freed_memory()
     own = [micro for micro in batches if micro.rows]
     counts = (len(own), sum(micro.computed for micro in own), sum(micro.tokens for micro in own))
     total, number, computed, tokens = ranks.sum((total, *counts))
@@ -108,11 +126,7 @@ def save_training(directory: Path | str, masters: Masters, checksum: str, ranks:
         masters.save_training(Path())
         return checksum
     with checkpoint.atomic_directory(directory) as temporary:
-        try:
-            masters.save_training(temporary)
-        except SafetensorError as error:  # knows a full disk by its text alone
-            full = "os error 28" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory)) from error
+        masters.save_training(temporary)
         (temporary / "config.json").write_text(json.dumps({"checksum": checksum}))
     return checksum
 

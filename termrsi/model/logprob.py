@@ -1,9 +1,15 @@
 """Log-probabilities of action tokens, without a [T, V] tensor: body, gather, then the head in chunks, in float32.
 
+Where hidden states and head are bf16, so are the factors of the head's products (in the backward pass the gradient of the logits
+is rounded to that), but their sums, the logits and the softmax are float32: forward nothing is lost, and the units that processors
+have for bf16 are used.
+
 Letters: B rows, T tokens, K action tokens of the batch in row-major order, H hidden size, V vocabulary.
 The token at position t is predicted by the hidden state at t - 1, so the body never sees the last column.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,15 +49,10 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities `[K]` of `targets` `[K]` and entropies `[K]` (detached), float32.
 
-    `hidden` `[K, H]`, head `weight` `[V, H]` and `bias` `[V]` of any float type are computed in float32. `temperature` `[K]`
-    divides the logits; it takes a head without bias (ValueError otherwise). Peak: one chunk of logits forward, two backward;
-    the backward pass computes each chunk anew from the kept normalisers.
+    `hidden` `[K, H]`, head `weight` `[V, H]` and `bias` `[V]` of any float type; logits are float32. `temperature` `[K]` divides
+    them. Peak: two chunks of logits forward, one backward, which computes each anew from the kept normalisers.
     """
-    if temperature is not None:
-        if bias is not None:
-            raise ValueError("a temperature other than 1 takes a head without bias")
-        hidden = hidden.float() / temperature.unsqueeze(1)
-    return _ChunkedLogprobs.apply(hidden, weight, bias, targets)  # pyright: ignore[reportReturnType]: apply is untyped
+    return _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature)  # pyright: ignore[reportReturnType]: apply is untyped
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -64,50 +65,76 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        temperature: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         logp = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, normaliser = torch.empty_like(logp), torch.empty_like(logp)
         head = weight.float()
-        for part in _chunks(len(targets), weight.shape[0]):
-            logits = _logits(hidden[part], head, bias)
-            normaliser[part] = torch.logsumexp(logits, 1)
-            logp[part] = logits.gather(1, targets[part].unsqueeze(1)).squeeze(1) - normaliser[part]
-            probabilities = (logits - normaliser[part].unsqueeze(1)).exp_()
-            entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
-        ctx.save_for_backward(hidden, weight, targets, normaliser, *(() if bias is None else (bias,)))
+        with _products_of(hidden, weight):
+            for part in _chunks(len(targets), weight.shape[0]):
+                logits = _logits(hidden[part], head, bias, temperature, part)
+                normaliser[part] = torch.logsumexp(logits, 1)
+                logp[part] = logits.gather(1, targets[part].unsqueeze(1)).squeeze(1) - normaliser[part]
+                probabilities = (logits - normaliser[part].unsqueeze(1)).exp_()
+                entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, normaliser)
         ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden, weight, targets, normaliser, *rest = ctx.saved_tensors
-        bias = rest[0] if rest else None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, bias, targets, temperature, normaliser = ctx.saved_tensors
         head = weight.float()
         grad_hidden = torch.empty_like(hidden)
         # Gradients of the head add up over chunks, so they stay in float32 until the end.
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        for part in _chunks(len(targets), weight.shape[0]):
-            logits = _logits(hidden[part], head, bias)
-            logits.sub_(normaliser[part].unsqueeze(1)).exp_().mul_(-grad[part].unsqueeze(1))
-            logits.scatter_add_(1, targets[part].unsqueeze(1), grad[part].unsqueeze(1))
-            grad_hidden[part] = (logits @ head).to(hidden.dtype)
-            if grad_head is not None:
-                grad_head.addmm_(logits.T, hidden[part].float())
-            if grad_bias is not None:
-                grad_bias += logits.sum(0)
+        with _products_of(hidden, weight):
+            for part in _chunks(len(targets), weight.shape[0]):
+                logits = _logits(hidden[part], head, bias, temperature, part)
+                logits.sub_(normaliser[part].unsqueeze(1)).exp_().mul_(-grad[part].unsqueeze(1))
+                logits.scatter_add_(1, targets[part].unsqueeze(1), grad[part].unsqueeze(1))
+                if temperature is not None:
+                    logits.div_(temperature[part].unsqueeze(1))
+                grad_hidden[part] = (logits @ head).to(hidden.dtype)
+                if grad_head is not None:
+                    grad_head.addmm_(logits.T, hidden[part].float())
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0)
         return (
             grad_hidden,
             None if grad_head is None else grad_head.to(weight.dtype),
             None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
             None,
+            None,
         )
 
 
-def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
+@contextmanager
+def _products_of(*factors: Tensor) -> Iterator[None]:
+    """Within, products may round what they multiply, if `factors` are bf16: to that on a CPU, to the finer TF32 on a GPU."""
+    if any(factor.dtype != torch.bfloat16 for factor in factors):
+        yield
+        return
+    on_cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import
+    backends = (on_cpu, "bf16"), (torch.backends.cuda.matmul, "tf32")
+    before = [backend.fp32_precision for backend, _ in backends]
+    for backend, precision in backends:
+        backend.fp32_precision = precision
+    try:
+        yield
+    finally:
+        for (backend, _), precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: Tensor | None, part: slice) -> Tensor:
+    """`hidden` is of the tokens of `part`, `temperature` of all."""
     logits = hidden.float() @ head.T
-    return logits if bias is None else logits.add_(bias.float())
+    if bias is not None:
+        logits.add_(bias.float())
+    return logits if temperature is None else logits.div_(temperature[part].unsqueeze(1))
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

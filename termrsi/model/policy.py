@@ -4,7 +4,7 @@ It owns its parameters and its optimizer and knows nothing of actors. `termrsi.p
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,21 @@ from termrsi.algo import loss as losses
 from termrsi.algo import metrics
 from termrsi.algo import whole as of_batch
 from termrsi.errors import CheckpointError, ConfigError
-from termrsi.model import checkpoint
-from termrsi.model.learning import enable_checkpointing, learn, load_module, place, save_training, split, untied_state
+from termrsi.model import checkpoint, lora
+from termrsi.model.learning import (
+    enable_checkpointing,
+    learn,
+    load_module,
+    place,
+    return_freed_memory,
+    save_training,
+    split,
+    untied_state,
+)
 from termrsi.model.logprob import hidden_of, token_logprobs
+from termrsi.model.lora import Base, Lora
 from termrsi.model.masters import Compute, Masters
-from termrsi.model.ranks import ALONE, Ranks, rest
+from termrsi.model.ranks import ALONE, Ranks, rest, whole
 from termrsi.model.routing import RoutingReplay, lay_out
 from termrsi.records import Sample, UpdateMetrics
 
@@ -53,8 +63,10 @@ class PolicyModel:
 
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
+    `offload_activations`, `offload_optimizer`: what waits in CPU memory (`model.offload`); no number changes.
     `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
     learns from is shown under another prompt than it was sampled with.
+    `adapters`: train these and not the weights (`model.lora`); what is handed out and saved is merged.
     `ranks`: the processes that hold the model together (`model.ranks`). Each is given the same calls, with the whole batch; what is
     returned is of the whole batch too, weights and metrics on the first process only.
     The module stays in evaluation mode: dropout would make every ratio noisy. Raises CheckpointError if `directory` holds no
@@ -72,7 +84,10 @@ class PolicyModel:
         max_grad_norm: float = 1.0,
         gradient_checkpointing: bool = False,
         share_prefix: bool = False,
+        offload_activations: bool = False,
+        offload_optimizer: bool = False,
         routing_replay: bool = False,
+        adapters: Lora | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         if routing_replay and share_prefix:
@@ -84,47 +99,84 @@ class PolicyModel:
         self._micro_tokens = micro_tokens
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
+        self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
         self._routing_replay = routing_replay
+        self._lora, self._base = adapters, Base(Path(directory), "", ())
         self.load(directory)
 
     # Reading and writing
 
     def load(self, directory: Path | str) -> str:
-        """Weights from a Hugging Face directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
+        """Weights from a Hugging Face directory, fresh optimizer; returns the checksum. Raises CheckpointError.
+
+        With adapters it is the new base, unless it was saved with adapters of the present one: those are gone on with.
+        """
         checkpoint.verify(directory)
+        if self._lora is not None and (found := lora.read(Path(directory), self._lora, self._base)) is not None:
+            self._masters.load_weights(found)
+            return self.checksum()
         module = load_module(AutoModelForCausalLM, directory)
         head = module.get_output_embeddings()
         odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
         if not isinstance(head, nn.Linear) or odd:
             raise CheckpointError(f"unsupported output head ({', '.join(odd) or type(head).__name__})", str(directory))
         self._replay = RoutingReplay(module) if self._routing_replay else None
+        targets = lora.inject(module, self._lora, compute=self._compute) if self._lora is not None else ()
         if self._gradient_checkpointing:
             enable_checkpointing(module, self._replay)
         self._source, self._module = Path(directory), module
         self._scorer = _Scorer(module, head)
         half = place(self._scorer, module, compute=self._compute, device=self._device, ranks=self._ranks)
-        self._masters = Masters(module, half=half, betas=self._betas, max_grad_norm=self._max_grad_norm, ranks=self._ranks)
-        return self.checksum()
+        self._masters = Masters(
+            module,
+            half=half,
+            betas=self._betas,
+            max_grad_norm=self._max_grad_norm,
+            offload=self._offload_optimizer,
+            ranks=self._ranks,
+        )
+        checksum = self.checksum()
+        if self._lora is not None:
+            self._base = Base(Path(directory).absolute(), self._ranks.gather_all(checksum)[0], targets)
+        return checksum
 
     def save(self, directory: Path | str) -> str:
-        """A complete Hugging Face directory in bf16, tokenizer included; returns the checksum of the weights in it."""
+        """A complete Hugging Face directory in bf16, tokenizer included; returns the checksum of the weights in it.
+
+        Adapters are merged into them, and lie in a folder of their own beside.
+        """
         state = self.state()
+        adapters = self._masters.weights() if self._lora is not None else {}
         if not self._ranks.first:
             return ""
         with checkpoint.atomic_directory(directory) as temporary:
             self._module.save_pretrained(temporary, state_dict=state)
             checkpoint.set_config_dtype(temporary)
             checkpoint.copy_tokenizer(self._source, temporary)
+            if self._lora is not None:
+                lora.write(temporary, adapters, self._lora, self._base)
         return checkpoint.checksum(state)
 
     def state(self) -> dict[str, Tensor]:
         """The weights to publish: bf16, under the module's own (Hugging Face) names, a tied weight once.
 
         Under bf16 compute these are the live parameters, not copies: they change with the next update. Over several processes they
-        are copies on the first one's CPU, put together one tensor at a time, and nothing elsewhere.
+        are copies on the first one's CPU, put together one tensor at a time, and nothing elsewhere; so they are with adapters.
         """
+        if self._lora is not None:
+            return self._ranks.keep(lora.merged(untied_state(self._module), self._masters.weights(), self._lora))
         half = ((name, tensor.to(torch.bfloat16)) for name, tensor in untied_state(self._module).items())
         return dict(half) if self._ranks.size == 1 else self._ranks.keep(half)
+
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """`state` one tensor after the other, on this process's device. Over several processes all must come to its end together;
+        the first is given the tensors, the others nothing."""
+        own = untied_state(self._module)
+        made = own.items() if self._lora is None else lora.merged(own, self._masters.weights(), self._lora)
+        for name, tensor in made:
+            full = whole(tensor.detach().to(torch.bfloat16))
+            if self._ranks.first:
+                yield name, full
 
     def checksum(self) -> str:
         """Of `state`; over several processes meaningless but on the first."""
@@ -154,6 +206,7 @@ class PolicyModel:
             batches = self._split(samples, ())
             rows = batching.restore(samples, [(batch, self._forward(batch, samples)[0]) for batch in batches])
         rest(self._scorer)
+        return_freed_memory()
         return self._ranks.fill(rows, [i for batch in batches for i in batch.rows])
 
     def update(self, samples: Sequence[Sample], loss: Mapping[str, object], lr: float) -> UpdateMetrics:
@@ -248,7 +301,7 @@ class PolicyModel:
     def _learn(
         self, batches: Sequence[batching.MicroBatch], loss_of: Callable[[batching.MicroBatch], Tensor], lr: float
     ) -> UpdateMetrics:
-        return learn(self._masters, batches, loss_of, lr, self._ranks)
+        return learn(self._masters, batches, loss_of, lr, self._ranks, offload=self._offload_activations)
 
 
 class _Scorer(nn.Module):

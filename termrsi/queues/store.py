@@ -1,6 +1,6 @@
 """`ports.GroupStore`: a GroupBuffer with waits. One owner, one event loop; an actor hosts it in a run, tests use it as it is.
 
-`admit` waits for a free slot: `trained` or `drop` ends that. `take` waits for the oldest groups: `put` ends that.
+`admit` waits for a free slot: `trained`, `refuse` or `drop` ends that. `take` waits for its groups: `put` or `refuse` ends that.
 `reset` ends every wait with an error, so that none outlives the phase it belongs to.
 """
 
@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 
 from termrsi.errors import StageError
 from termrsi.queues.buffer import GroupBuffer
-from termrsi.records import FinishedGroup, ScoredRollout
+from termrsi.records import FinishedBatch, FinishedGroup, Flow, ScoredRollout
 
 
 class GroupStore:
     """Starts with one slot; `reset` sets the sizes of a phase."""
 
     def __init__(self) -> None:
-        self._buffer: GroupBuffer[tuple[ScoredRollout, ...]] = GroupBuffer(1, 0)
+        self._buffer: GroupBuffer[tuple[ScoredRollout, ...]] = GroupBuffer(Flow(1))
         self._changed = asyncio.Condition()
         self._phase = 0
 
-    async def reset(self, batch_groups: int, max_staleness: int, version: int = 0, held: Sequence[tuple[str, int]] = ()) -> None:
+    async def reset(self, flow: Flow, version: int = 0, held: Sequence[tuple[str, int, bool]] = ()) -> None:
         async with self._changed:
-            self._buffer = GroupBuffer(batch_groups, max_staleness, version)
-            for group_id, born in held:
-                self._buffer.readmit(group_id, born)
+            self._buffer = GroupBuffer(flow, version)
+            for group_id, born, refused in held:
+                self._buffer.readmit(group_id, born, refused)
             self._phase += 1
             self._changed.notify_all()
 
@@ -37,22 +37,28 @@ class GroupStore:
             self._buffer.put(group_id, tuple(rollouts))
             self._changed.notify_all()
 
+    async def refuse(self, group_id: str) -> None:
+        async with self._changed:
+            self._buffer.refuse(group_id)
+            self._changed.notify_all()
+
     async def drop(self, group_id: str) -> None:
         async with self._changed:
             self._buffer.drop(group_id)
             self._changed.notify_all()
 
-    async def take(self) -> list[FinishedGroup]:
-        taken: list[FinishedGroup] = []
+    async def take(self) -> FinishedBatch:
+        taken: list[FinishedBatch] = []
 
         def ready() -> bool:
-            batch = self._buffer.take()
-            taken.extend(FinishedGroup(r.group_id, r.group, r.version, r.staleness) for r in batch or [])
-            return batch is not None
+            if (batch := self._buffer.take()) is not None:
+                groups = tuple(FinishedGroup(r.group_id, r.group, r.version, r.staleness) for r in batch.groups)
+                taken.append(FinishedBatch(groups, batch.refused, batch.missing))
+            return bool(taken)
 
         async with self._changed:
             await self._until(ready)
-        return taken
+        return taken[0]
 
     async def trained(self) -> None:
         async with self._changed:

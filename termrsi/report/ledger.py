@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from termrsi import durable
+
 COLUMNS = ("stage", "kind", "result", "verdict", "episodes", "tokens out", "tokens trained", "sandbox s", "wall s")
 COST = "cost"  # of models behind endpoints: a column where there is any
 
@@ -53,7 +55,7 @@ def rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
 
 
 def result(entry: Entry) -> str:
-    """The stage's own figures in one cell."""
+    """The stage's own figures in one cell; what its verdict says is left to that."""
     s = entry.summary
     if entry.kind == "evaluate":
         text = f"{_percent(s['mean_at_k'])} [{_percent(s['mean_low'])}, {_percent(s['mean_high'])}] Mean@{s['k']}"
@@ -65,16 +67,21 @@ def result(entry: Entry) -> str:
         return text
     moved = [name.removesuffix("_before") for name in s if name.endswith("_before") and name.replace("_before", "_after") in s]
     cells = [f"{name} {_percent(s[f'{name}_before'])} -> {_percent(s[f'{name}_after'])}" for name in moved]
-    told = {f"{name}_{end}" for name in moved for end in ("before", "after")}
+    told = {f"{name}_{end}" for name in moved for end in ("before", "after")} | ({"retained_step"} if entry.verdict else set())
     return ", ".join([*cells, *(f"{name.replace('_', ' ')} {_short(value)}" for name, value in s.items() if name not in told)])
+
+
+def told(entry: Entry) -> str:
+    """Its figures, and the verdict on it."""
+    return "; ".join(filter(None, (result(entry), entry.verdict)))
 
 
 def write(run_dir: Path, entries: Sequence[Entry]) -> None:
     """`ledger.json` and `ledger.md`."""
-    (run_dir / "ledger.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n")
+    durable.write_text(run_dir / "ledger.json", json.dumps([asdict(e) for e in entries], indent=1) + "\n")
     lines = ["| " + " | ".join(columns(entries)) + " |", "|" + " --- |" * len(columns(entries))]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(entries)]
-    (run_dir / "ledger.md").write_text("# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
+    durable.write_text(run_dir / "ledger.md", "# Ledger\n\n" + "\n".join(lines) + "\n\n" + _counts(entries))
 
 
 def at_work(entry: Entry) -> str:

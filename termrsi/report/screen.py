@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from termrsi.report.ledger import Entry, columns, rows
+from termrsi.report.ledger import Entry, at_work, columns, rows
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,4 +69,8 @@ class Screen:
             table.add_column(column, overflow="fold")
         for row in rows(entries):
             table.add_row(*row)
-        _Console(width=None if sys.stdout.isatty() else 160).print(table)
+        out = _Console(width=None if sys.stdout.isatty() else 160)
+        out.print(table)
+        for entry in entries:
+            if busy := at_work(entry):
+                out.print(f"{entry.stage}, at work: {busy}", markup=False, highlight=False)

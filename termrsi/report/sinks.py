@@ -1,17 +1,15 @@
 """Where metrics go: a JSON-lines file and a meter always, W&B when asked. A W&B fault costs the curve there, never the run."""
 
 import json
-import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from termrsi.config.schema import Config
+from termrsi.durable import Lines
 from termrsi.ports import Meter
+from termrsi.report.curve import Curve
 from termrsi.report.curves import CausalMeans
 from termrsi.report.meters import silent
-
-_LOG = logging.getLogger(__name__)
 
 
 class Sinks:
@@ -19,17 +17,15 @@ class Sinks:
 
     def __init__(self, config: Config, run_dir: Path, meter: Meter = silent) -> None:
         self._meter = meter
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = Lines(run_dir / "metrics.jsonl")
         self._means = CausalMeans()
-        self._wandb: Any = None  # Any: wandb's run object, imported only when it is asked for
-        if config.logger.wandb != "off":
-            self._wandb = _start(config, run_dir)
+        asked = config.logger
+        self._wandb = None if asked.wandb == "off" else Curve(asked.project, run_dir, asked.wandb)
 
     def __call__(self, stage: str, figures: dict[str, float]) -> None:
         self._measure(stage, figures)
         figures = figures | self._means.observe(stage, figures)
-        self._file.write(json.dumps({"time": time.time(), "stage": stage, **figures}) + "\n")
-        self._file.flush()
+        self._file.add(json.dumps({"time": time.time(), "stage": stage, **figures}))
         if self._wandb is not None:
             self._wandb.log({f"{stage}/{name}": value for name, value in figures.items()})
 
@@ -44,19 +40,3 @@ class Sinks:
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def _start(config: Config, run_dir: Path) -> Any:  # Any: see Sinks
-    import wandb
-    from wandb.errors import Error
-
-    try:
-        return wandb.init(
-            project=config.logger.project,
-            name=run_dir.name,
-            dir=str(run_dir),
-            mode="offline" if config.logger.wandb == "offline" else "online",
-        )
-    except (Error, OSError) as error:
-        _LOG.warning("W&B is off for this run: %s", error)
-        return None

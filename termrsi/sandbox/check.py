@@ -10,7 +10,7 @@ from pathlib import Path
 
 from termrsi import sandbox
 from termrsi.errors import SandboxError
-from termrsi.sandbox import cgroups, docker_engine, gvisor, layers
+from termrsi.sandbox import cgroups, docker_engine, layers, runsc
 
 KERNEL_SWITCHES = (
     ("kernel/unprivileged_userns_clone", "0", "unprivileged user namespaces are off (kernel.unprivileged_userns_clone=0)"),
@@ -113,7 +113,7 @@ def _missing_for_gvisor() -> list[str]:
         if shutil.which(program) is None
     ]
     busybox = shutil.which("busybox")
-    if busybox is not None and not gvisor.is_static(Path(busybox)):
+    if busybox is not None and not runsc.is_static(Path(busybox)):
         reasons.append("busybox is not a static program (apt-get install busybox-static)")
     return reasons
 

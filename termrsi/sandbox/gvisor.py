@@ -10,45 +10,33 @@ What this backend cannot do, and `local` can, stands in `CANNOT`.
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import os
-import shutil
 import signal
-import struct
-import subprocess
-import tarfile
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from termrsi import watched
 from termrsi.errors import ConfigError, SandboxError, SandboxSpoiled
 from termrsi.records import Snapshot
-from termrsi.sandbox import cgroups, files, host, keeper, layers, tree
+from termrsi.sandbox import cgroups, host, keeper, layers, tree
 from termrsi.sandbox.base import Base
 from termrsi.sandbox.image import Image
 from termrsi.sandbox.keeper import Keeper, ShellStream
 from termrsi.sandbox.options import ENVIRONMENT, Options
+from termrsi.sandbox.runsc import CONTAINER, Runsc, link_busybox
 from termrsi.sandbox.script import Places
 from termrsi.sandbox.shell import Shell, Standing
 from termrsi.sandbox.stream_wire import StreamWire
 
-PT_INTERP = 3
 OVERHEAD_MB = 256  # gVisor's own, beside what the sandbox's processes use
 # On the host, a process of the sandbox is one and a thread for each of gVisor's own threads that ever ran it; under load those of
 # dead ones linger. A limit that a busy script could reach would end the whole sandbox.
 HOST_PIDS, HOST_PIDS_PER_PROCESS = 1024, 16
-CONTAINER = (
-    "sandbox"  # the same for all: a restored process goes on to belong to the one it was saved in. runsc's directory differs.
-)
-CALL_S = 30.0  # a gVisor that lost one of its own processes may never answer
-COPY_S = 300.0  # for as much as a disk holds
 END_SEEN_S = 1.0  # between the end of runsc's process as a call sees it, and as its owner does
 KILL_S = 5.0  # what was killed is gone within this, or will not go
 CLOSE_S = 60.0  # a killed namespace ends within this, or the machine is broken
@@ -84,21 +72,6 @@ while [ "$1" != -- ]; do
 done
 shift
 exec "$@" """
-# $1 target, $2 the source's name, or nothing for a directory's contents; the archive on standard input.
-PUT = r"""set -e
-if [ -z "$2" ]; then mkdir -p -- "$1"; exec tar -xf - -C "$1"; fi
-if [ -d "$1" ]; then into=$1 name=$2; else into=$(dirname -- "$1") name=$(basename -- "$1"); mkdir -p -- "$into"; fi
-new=$into/.termrsi-$$; mkdir -- "$new"
-tar -xf - -C "$new"; mv -f -- "$new/$2" "$into/$name"; rmdir -- "$new" """
-# Paths on standard input, and every name that the patterns in the arguments match.
-SIGNATURES = r"""{ cat; for place; do for path in $place; do echo "$path"; done; done; } | while IFS= read -r path; do
-  case $path in */ls | */stat) [ "$(readlink -f "$path")" != /.termrsi/busybox ] || continue ;; esac
-  [ ! -e "$path" ] || echo "$path"
-done | tr '\n' '\0' | xargs -0 -r /.termrsi/busybox stat -L -c '%n	%s %Y %Z %f'"""
-# $1 a file or a directory, links followed; the archive on standard output.
-GET = r"""if [ -d "$1" ]; then exec tar -cf - -C "$1" .; fi
-if [ -f "$1" ]; then exec tar -chf - -C "$(dirname -- "$1")" "./$(basename -- "$1")"; fi
-echo "not a file or a directory: $1" >&2; exit 3"""
 
 
 T = TypeVar("T")
@@ -130,6 +103,7 @@ class GvisorSandbox(Base[GvisorOptions]):
         self._trusted = trusted_digest  # a fork of a checkpoint that this process made a moment ago
         self._state = layers.state_dir(options.state_dir) / "gvisor"
         self._home = self._state / "live" / self._id
+        self._runsc = Runsc(self._home, options.platform, self._id)
         self._generation = 0  # of the namespace: each checkpoint ends one
         self._reference: dict[str, str] = {}  # of the watched files, as the image has them
         self._saved: dict[str, object] = {}  # the manifest of the next checkpoint, but for the shell
@@ -154,7 +128,7 @@ class GvisorSandbox(Base[GvisorOptions]):
             async with shell.paused() as standing:
                 self._generation += 1  # that this one ends is no loss
                 try:
-                    await self._jobs.run(lambda: self._runsc("checkpoint", "--image-path", str(directory), CONTAINER))
+                    await self._jobs.run(lambda: self._runsc.call("checkpoint", "--image-path", str(directory), CONTAINER))
                     await self._ended()
                     snapshot = await self._jobs.run(lambda: self._save(snapshot_id, directory, standing))
                     await self._boot(directory)
@@ -172,17 +146,17 @@ class GvisorSandbox(Base[GvisorOptions]):
     async def put(self, source: Path | str, target: str) -> None:
         """See `ports.Sandbox`. Raises SandboxError with the system's reason."""
         self._live_shell().check()
-        await self._done(lambda: self._put(Path(source), str(PurePosixPath("/", target))))
+        await self._done(lambda: self._runsc.put(Path(source), str(PurePosixPath("/", target))))
 
     async def get(self, source: str, target: Path | str) -> None:
         """See `ports.Sandbox`. Pipes, sockets and devices are left out. Raises SandboxError with the system's reason."""
         self._live_shell().check()
-        await self._done(lambda: self._get(source, Path(target)))
+        await self._done(lambda: self._runsc.get(source, Path(target), self._options.disk_mb << 20))
 
     async def replaced(self) -> list[str]:
         """See `ports.Sandbox`: by what gVisor says of each file, through a BusyBox that nothing inside can change."""
         self._live_shell()
-        found = await self._done(self._signatures)
+        found = await self._done(self._runsc.signatures)
         return watched.differing(self._reference, found)
 
     async def kill_since(self, last_pid: int, tick: int, give_up_s: float, signal: int = 0) -> bool:
@@ -195,7 +169,7 @@ class GvisorSandbox(Base[GvisorOptions]):
         """For `shell.Shell`. Raises SandboxError if a process would not die: gVisor says so itself, not what runs in it."""
         reply = await self._live_keeper().ask("all", shell=self._live_shell().pid, seconds=KILL_S)
         by = time.monotonic() + KILL_S
-        while json.loads(said := await self._done(lambda: self._runsc("ps", "--format", "json", CONTAINER))) != [1]:
+        while json.loads(said := await self._done(lambda: self._runsc.call("ps", "--format", "json", CONTAINER))) != [1]:
             if time.monotonic() > by:
                 raise SandboxError(f"processes could not be ended: {said.strip()}", self._id)
             await self._live_keeper().ask("ping", shell=0)  # process 1 collects its dead first: until then they are counted
@@ -215,7 +189,7 @@ class GvisorSandbox(Base[GvisorOptions]):
         else:
             key = (self._root, *self._layers, *host.changed())
             if key not in _REFERENCES:
-                _REFERENCES[key] = await self._jobs.run(self._signatures)
+                _REFERENCES[key] = await self._jobs.run(self._runsc.signatures)
             self._reference = _REFERENCES[key]
             await self._keeper.ask("mkdir", path=workdir)
             await shell.start(b"")
@@ -307,8 +281,8 @@ class GvisorSandbox(Base[GvisorOptions]):
             lowers = [str(layer / part.name) for layer in self._layers if (layer / part.name).is_dir()]
             lowers += [*([] if part.target else [str(self._state / "place")]), *part.lowers]
             argv += [f"/{part.target}", f"lowerdir={':'.join(lowers)}" if len(lowers) > 1 else lowers[0]]
-        argv += ["/../io", str(self._home / "io"), "--", *self._program(), *begin, "--bundle", str(self._home), CONTAINER]
-        with (self._home / "log").open("wb") as log, self._nothing() as nothing:
+        argv += ["/../io", str(self._home / "io"), "--", *self._runsc.program(), *begin, "--bundle", str(self._home), CONTAINER]
+        with (self._home / "log").open("wb") as log, self._runsc.nothing() as nothing:
             self._namespace = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=nothing,
@@ -316,6 +290,7 @@ class GvisorSandbox(Base[GvisorOptions]):
                 stderr=log,
                 env={"PATH": os.environ.get("PATH", os.defpath), "TERMRSI_GROUPS": " ".join(str(group) for group in self._groups)},
             )
+        self._runsc.pid = self._namespace.pid
         self._watch = asyncio.create_task(self._look_after(self._namespace, self._generation))
         asked = asyncio.create_task(self._live_keeper().ask("ping", timeout_s=self._options.start_timeout_s))
         try:
@@ -357,105 +332,6 @@ class GvisorSandbox(Base[GvisorOptions]):
         with contextlib.suppress(OSError):
             return (self._home / "log").read_text(errors="replace")[-1000:].strip()
         return ""
-
-    def _program(self) -> list[str]:
-        flags = [f"--root={self._home / 'root'}", f"--platform={self._options.platform}", "--network=none"]
-        return ["runsc", *flags, "--overlay2=root:memory", "--host-fifo=open", "--ignore-cgroups"]
-
-    def _inside(self, *arguments: str) -> list[str]:
-        """runsc in the sandbox's own namespaces."""
-        if self._namespace is None:
-            raise SandboxError("not started", self._id)
-        spaces = Path("/proc", str(self._namespace.pid), "ns")
-        names = {"mount": "mnt", "pid": "pid_for_children", "net": "net"}
-        return ["nsenter", *(f"--{kind}={spaces / name}" for kind, name in names.items()), *self._program(), *arguments]
-
-    def _runsc(self, *arguments: str) -> str:
-        return self._called(self._inside(*arguments), f"runsc {arguments[0]}", CALL_S).stdout
-
-    def _called(
-        self, argv: list[str], what: str, limit_s: float, given: IO[bytes] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """`given` on its standard input. Raises SandboxError if it fails, or does not end in time."""
-        with contextlib.ExitStack() as stack:
-            # Of its own (`nsenter` forks), so that all of it can be ended.
-            program = stack.enter_context(
-                subprocess.Popen(
-                    argv,
-                    stdin=given or stack.enter_context(self._nothing()),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-            try:
-                said, complained = program.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired as error:
-                _end_group(program)
-                raise SandboxError(f"{what}: took longer than {limit_s:.0f} s", self._id) from error
-        if program.returncode != 0:
-            raise SandboxError(f"{what}: {complained[-1000:].strip() or program.returncode}", self._id)
-        return subprocess.CompletedProcess(argv, program.returncode, said, complained)
-
-    def _nothing(self) -> IO[bytes]:
-        """An empty file to read from. runsc gives its standard input to another user: it must not be the host's /dev/null."""
-        return (self._home / "nothing").open("rb")
-
-    def _exec(self, script: str, *arguments: str) -> list[str]:
-        return self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", script, "termrsi", *arguments)
-
-    def _signatures(self) -> dict[str, str]:
-        """As `files.signatures`."""
-        places = (*(f"{place}/*" for place in watched.REPORTED_IN), *(f"{place}/*.pth" for place in watched.PATH_FILES_IN))
-        argv = self._inside("exec", CONTAINER, keeper.BUSYBOX, "sh", "-c", SIGNATURES, "termrsi", *places)
-        with tempfile.TemporaryFile() as names:
-            names.write("\n".join((*watched.RELIED_ON, *watched.REPORTED, "")).encode())
-            names.seek(0)
-            said = self._called(argv, "look at the watched files", CALL_S, names)
-        return dict(line.split("\t", 1) for line in said.stdout.splitlines() if "\t" in line)
-
-    def _put(self, source: Path, target: str) -> None:
-        if not source.exists():
-            raise SandboxError(f"no such file: {source}", self._id)
-        name = "" if source.is_dir() else source.name
-        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
-        with tempfile.TemporaryFile() as spool:
-            files.pack([(name or str(path.relative_to(source)), path) for path in paths], spool)
-            spool.seek(0)
-            self._called(self._exec(PUT, target, name), f"put {source} -> {target}", COPY_S, spool)
-
-    def _get(self, source: str, target: Path) -> None:
-        with tempfile.TemporaryFile() as said, self._nothing() as nothing:
-            argv = self._exec(GET, source)
-            program = subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
-            assert program.stdout is not None
-            error: Exception | None = None
-            timer = threading.Timer(COPY_S, _end_group, (program,))  # its output ends then
-            timer.start()
-            try:
-                with tarfile.open(fileobj=program.stdout, mode="r|") as archive:
-                    first = archive.next()
-                    whole = first is not None and first.isdir()
-                    if whole:
-                        target.mkdir(parents=True, exist_ok=True)
-                    elif target.is_dir():
-                        target = target / PurePosixPath(source).name
-                    if first is not None:
-                        files.unpack(archive, target, largest_bytes=self._options.disk_mb << 20, strip=0)
-            except (tarfile.TarError, OSError) as caught:
-                error = caught
-            finally:
-                timer.cancel()
-                program.stdout.close()
-                if error is not None:
-                    _end_group(program)
-                code = program.wait()
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip()
-        if error is not None or code != 0:
-            too_deep = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-            raise (SandboxSpoiled if too_deep else SandboxError)(f"get {source}: {error or text}", self._id) from error
 
     def _save(self, snapshot_id: str, directory: Path, standing: Standing) -> Snapshot:
         assert self._stream is not None
@@ -503,34 +379,6 @@ class GvisorSandbox(Base[GvisorOptions]):
         if self._keeper is None or self._closed:
             raise SandboxError("lost, closed or not started", self._id)
         return self._keeper
-
-
-def _end_group(program: "subprocess.Popen[Any]") -> None:
-    """Of a program that leads a session. Waited for."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(program.pid, signal.SIGKILL)
-    program.wait()
-
-
-def link_busybox(target: Path) -> None:
-    """The host's static BusyBox, by another name where that can be, or a copy. Raises SandboxError if there is none."""
-    found = shutil.which("busybox")
-    if found is None or not is_static(Path(found)):
-        raise SandboxError("no static busybox is installed", "sandbox.gvisor", "apt-get install busybox-static")
-    try:
-        os.link(found, target)
-    except OSError:
-        shutil.copy2(found, target)
-
-
-def is_static(program: Path) -> bool:
-    """Whether an ELF program needs no loader, and so none of a sandbox's libraries."""
-    data = program.read_bytes()
-    if data[:4] != b"\x7fELF" or data[4] != 2:
-        return False
-    (table,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    return all(struct.unpack_from("<I", data, table + number * size)[0] != PT_INTERP for number in range(count))
 
 
 def read(snapshot: Snapshot, *, verify: bool) -> dict[str, Any]:  # Any: JSON

@@ -16,17 +16,20 @@ def everything(
     docker: bool = True,
     cache_dir: Path | str | None = None,
     keep: Collection[str] = frozenset(),
+    snapshots: bool = True,
 ) -> list[str]:
     """Removes groups, layers, containers, checkpoints, snapshots and half-made images whose process is gone; what, by name.
 
     `owner`: only of that one. `docker`: False leaves the engine alone; an engine that does not answer has nothing of ours.
-    `keep`: ids of snapshots that a run goes on from.
+    `keep`: ids of snapshots that a run goes on from. `snapshots`: False leaves all of them, as one who is of the same run must.
     """
-    removed = local.reap(owner, state_dir, snapshots=True, keep=keep) + gvisor.reap(owner, state_dir, snapshots=True, keep=keep)
+    removed = local.reap(owner, state_dir, snapshots=snapshots, keep=keep) + gvisor.reap(
+        owner, state_dir, snapshots=snapshots, keep=keep
+    )
     removed += _scratch(Path(tempfile.gettempdir())) + _scratch(layers.state_dir(state_dir) / "base")
     removed += image.reap(cache_dir) if cache_dir is not None else []
     if docker and docker_engine.answers():
-        removed += docker_engine.reap(owner, snapshots=True, keep=keep)
+        removed += docker_engine.reap(owner, snapshots=snapshots, keep=keep)
     return removed
 
 

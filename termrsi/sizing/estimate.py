@@ -5,11 +5,12 @@ A stage without a loop takes what its episodes and replies take at the pace that
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError
 from termrsi.sizing import layout, memory, rates
+from termrsi.sizing.known import CHARS_PER_TOKEN
 from termrsi.sizing.memory import GIB
 from termrsi.sizing.rates import Rates
 from termrsi.sizing.shapes import ModelShape
@@ -17,24 +18,31 @@ from termrsi.sizing.simulation import Machine, Outcome, Tail, Workload, simulate
 from termrsi.sizing.work import Assumed, Updates, Work, training_passes
 
 WARM_UP, STEPS = 2, 3  # of the simulation
-CHARS_PER_TOKEN = 4  # assumed
+SHORT = 0.9  # of a step: one that would be shorter with a sandbox for every episode is bound by sandboxes
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of a stage, and of one of its steps where it has a loop: `parts` of it that overlap, and the busiest of them."""
+    """Seconds of a stage, and of one of its steps where it has a loop: `parts` of it that overlap, and what bounds it.
+
+    `sandboxes`: how many are in use at most. `unbound_s`: of such a step with a sandbox for every episode.
+    """
 
     work: Work
     seconds: float
     step: Outcome | None = None
+    sandboxes: int = 1
+    unbound_s: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of a step in which each part was at work; of sandboxes, commands and verifications added up."""
+        """Seconds of a step in which each part was at work: the mean engine, the learner, weights, the mean sandbox, whose share
+        is commands and verifications; and these two added up over all sandboxes."""
         if self.step is None:
             return {}
         s = self.step
-        shares = {"generation": s.generator, "learning": s.learner, "weights": s.weights}
+        inside = (s.commands + s.verifications) / self.sandboxes
+        shares = {"generation": s.generator, "learning": s.learner, "weights": s.weights, "sandboxes": inside}
         return {name: share * s.step_s for name, share in shares.items()} | {
             "commands": s.commands * s.step_s,
             "verification": s.verifications * s.step_s,
@@ -42,9 +50,13 @@ class StageTime:
 
     @property
     def bottleneck(self) -> str:
-        """Of generation, learning and weights, what is at work for most of a step; "" without one."""
+        """Sandboxes, if a tenth of a step is spent for want of them; else what is at work for most of it. "" without a step."""
+        if self.step is None:
+            return ""
+        if self.unbound_s < SHORT * self.step.step_s:
+            return "sandboxes"
         parts = self.parts
-        return max(("generation", "learning", "weights"), key=lambda name: parts[name]) if parts else ""
+        return max(("generation", "learning", "weights", "sandboxes"), key=lambda name: parts[name])
 
 
 def stages(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, todo: list[Work]) -> list[StageTime]:
@@ -52,36 +64,52 @@ def stages(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, 
     c = config.cluster
     if not (c.nodes and c.gpus_generator and c.gpus_learner):
         raise ConfigError("no speed is assumed of processors", "cluster", "valid: cluster=node, a100x16 or another with GPUs")
-    known: dict[Updates, Outcome] = {}
-    half = max(1, config.sandbox.concurrency // 2)  # two batches of them are under way
+    known: dict[Updates, tuple[Outcome, float]] = {}
+    places = sandboxes(config)
+    half = max(1, places // 2)  # two batches of them are under way
     pace = loop(config, shape, figures, assumed, Updates(1, half, 1))
     episodes_s = half / pace.step_s
     found = []
     for one in todo:
         seconds = one.episodes / episodes_s + one.replies / pace.tokens_s
-        step = None
+        step, unbound_s, used = None, 0.0, places
         if one.samples:
             seconds += one.samples * _sample_s(config, shape, figures, assumed)
         if (updates := one.updates) is not None:
             same = Updates(0, updates.groups, updates.size, *_rest(updates))
             if same not in known:
-                known[same] = loop(config, shape, figures, assumed, same)
-            step = known[same]
+                bound = loop(config, shape, figures, assumed, same)
+                free = loop(config, shape, figures, assumed, same, places=_wanted(same)) if places < _wanted(same) else bound
+                known[same] = bound, free.step_s
+            step, unbound_s = known[same]
+            used = min(places, _wanted(same))
             seconds += updates.steps * step.step_s
-        found.append(StageTime(one, seconds, step))
+        found.append(StageTime(one, seconds, step, used, unbound_s))
     return found
 
 
-def _rest(updates: Updates) -> tuple[int, float, float, float]:
-    return updates.max_staleness, updates.policy, updates.critic, updates.reference
+def _wanted(updates: Updates) -> int:
+    """Episodes that may be under way at once."""
+    return updates.groups * updates.size * (1 + updates.max_staleness)
 
 
-def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, updates: Updates) -> Outcome:
-    """Without any pass to learn there is no update, and the next batch is under way while one ends."""
+def sandboxes(config: Config) -> int:
+    """At most at once, on all nodes that have them."""
+    return config.sandbox.concurrency * config.cluster.sandbox_nodes
+
+
+def _rest(updates: Updates) -> tuple[int, float, float, float, int, bool]:
+    return updates.max_staleness, updates.policy, updates.critic, updates.reference, updates.extra, updates.first
+
+
+def loop(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed, updates: Updates, *, places: int = 0) -> Outcome:
+    """Without any pass to learn there is no update, and the next batch is under way while one ends. `places`: for so many
+    sandboxes; 0: those of the configuration."""
     learns = updates.policy + updates.critic > 0.0
     work = workload(config, figures, assumed, updates.groups, updates.size)
-    staleness = updates.max_staleness if learns else 1
-    return simulate(work, machine(config, shape, figures, updates), max_staleness=staleness, warm_up=WARM_UP, steps=STEPS)
+    staleness, extra, first = (updates.max_staleness, updates.extra, updates.first) if learns else (1, -1, False)
+    made = replace(machine(config, shape, figures, updates), sandboxes=places or sandboxes(config))
+    return simulate(work, made, max_staleness=staleness, extra=extra, first=first, warm_up=WARM_UP, steps=STEPS)
 
 
 def workload(config: Config, figures: Rates, assumed: Assumed, groups: int, size: int) -> Workload:
@@ -127,7 +155,6 @@ def machine(config: Config, shape: ModelShape, figures: Rates, updates: Updates)
         load_s=rates.move_s(shape, figures) if learns and updates.policy else 0.0,
         max_num_seqs=config.model.max_num_seqs,
         cache_tokens=memory.cache_tokens(shape, engine, int(c.gpu_memory_gib * GIB)),
-        sandboxes=config.sandbox.concurrency,
     )
 
 
@@ -135,7 +162,7 @@ def _sample_s(config: Config, shape: ModelShape, figures: Rates, assumed: Assume
     """Learning from one episode of a mean length, once."""
     length = mean_length(config, assumed)
     learners = config.cluster.learner_processes * min(1.0, config.cluster.gpus_learner)
-    return rates.learn_s(shape, figures, learners, [length], passes=training_passes(config))
+    return rates.learn_s(shape, figures, learners, [length], passes=training_passes(config, frozen=config.model.lora_rank > 0))
 
 
 def mean_length(config: Config, assumed: Assumed) -> int:

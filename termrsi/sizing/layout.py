@@ -51,7 +51,11 @@ def groups(config: Config) -> tuple[Group, ...]:
     """Learners first: theirs are the bundles that should stand together."""
     c, hosts = config.cluster, learners(config)
     others = (
-        Group("sandboxes", (Bundle(0.1, 0.0, config.sandbox.concurrency if c.sandbox_resource else 0.0),)),
+        Group(
+            "sandboxes",
+            (Bundle(0.1, 0.0, config.sandbox.concurrency if c.sandbox_resource else 0.0),) * c.sandbox_nodes,
+            spread=c.sandbox_nodes > 1,
+        ),
         Group("rollouts", (Bundle(0.1),) * c.rollout_workers, spread=True),
     )
     if c.colocated:
@@ -80,7 +84,18 @@ def shape_of(config: Config) -> ModelShape:
 def learning(config: Config) -> Learning:
     m = config.model
     longest = min(config.limits.max_context_tokens, m.max_model_len)
-    return Learning(m.compute, m.micro_tokens, longest, m.gradient_checkpointing, m.share_prefix, config.cluster.learner_processes)
+    return Learning(
+        m.compute,
+        m.micro_tokens,
+        longest,
+        m.gradient_checkpointing,
+        m.share_prefix,
+        config.cluster.learner_processes,
+        m.lora_rank,
+        tuple(m.lora_targets),
+        m.offload_activations,
+        m.offload_optimizer,
+    )
 
 
 def engine(config: Config) -> Engine:
@@ -142,9 +157,9 @@ def check(config: Config) -> None:
 def _check_devices(config: Config) -> None:
     """Bundles into nodes, largest first into the first node that has room: with nodes of one kind that misses little."""
     c = config.cluster
-    asked = sorted((b for group in groups(config) for b in group.bundles if not b.resource), key=lambda b: (-b.gpus, -b.cpus))
+    bundles = sorted((b for group in groups(config) for b in group.bundles if not b.resource), key=lambda b: (-b.gpus, -b.cpus))
     free = [(float(c.gpus_per_node), c.cpus)] * c.nodes
-    for bundle in asked:
+    for bundle in bundles:
         if bundle.gpus > 1 and bundle.gpus != int(bundle.gpus):
             raise ConfigError(
                 f"an engine and {', '.join(learners(config))} share a device, and ask for {bundle.gpus:g} of it",
@@ -157,13 +172,19 @@ def _check_devices(config: Config) -> None:
                 break
         else:
             raise ConfigError(
-                f"{_asked(config)}; {c.nodes} x {c.gpus_per_node} GPUs and {c.nodes} x {c.cpus:g} CPUs do not hold that",
+                f"{asked(config)}; {c.nodes} x {c.gpus_per_node} GPUs and {c.nodes} x {c.cpus:g} CPUs do not hold that",
                 "cluster.nodes",
                 "valid: fewer generators or learner_processes, or more nodes",
             )
 
 
-def _asked(config: Config) -> str:
+def gpus(config: Config) -> float:
+    """Of all roles together."""
+    return round(sum(bundle.gpus for group in groups(config) for bundle in group.bundles), 6)
+
+
+def asked(config: Config) -> str:
+    """What the roles ask for, with the arithmetic."""
     terms, gpus, cpus = [], 0.0, 0.0
     for group in groups(config):
         first, number = group.bundles[0], len(group.bundles)
@@ -230,7 +251,7 @@ def _doubled(first: int) -> Iterator[int]:
 def host_need(config: Config, shape: ModelShape) -> Need:
     """Of a node's own memory: roles without a GPU, and weights on their way from the learner to the engines.
 
-    On their way: the model in float32 while it is loaded, two versions in the object store, one beside an engine, in bf16.
+    On their way: the model in float32 while it is loaded, two versions in the object store, at most one beside an engine, in bf16.
     """
     c, made = config.cluster, needs(config, shape)
     gpus = {role: c.gpus_generator if role == "generator" else c.gpus_learner for role in made}

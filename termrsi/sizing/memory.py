@@ -1,7 +1,8 @@
 """Bytes of each role on one device, part by part: what `model.masters`, `policy`, `critic` and the engine really keep (ours).
 
 Under bf16 compute a trained weight costs 2 bytes beside its float32 master, moments and gradient (4, 8 and 4). N learner processes
-share all of that (FSDP2), and gather it block by block to compute. Activations are each process's own: those of its longest
+share all of that (FSDP2), and gather it block by block to compute. With adapters (`model.lora`) that is what theirs cost, and a
+weight of the frozen model 2 bytes (4 under fp32). Activations are each process's own: those of its longest
 micro-batch, which holds `micro_tokens`, or one sample if that is longer.
 """
 
@@ -13,6 +14,7 @@ from termrsi.sizing.shapes import ModelShape
 GIB = 2**30
 CONTEXT = GIB // 2  # assumed: a CUDA context and the allocator's slack, of each process
 GRAPHS = GIB  # assumed: an engine's captured graphs
+BUCKET_BYTES = 256 * 2**20  # of masters that are back for a step at once, as model.masters has it
 CHUNK_BYTES = 64 * 2**20  # of float32 logits, as model.logprob.CHUNK_LOGITS has it
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens on a GPU, unless model.engine says otherwise
 
@@ -38,7 +40,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Settings of the model hosts that memory depends on. `longest`: tokens of the longest sample."""
+    """Settings of the model hosts that memory depends on. `longest`: tokens of the longest sample. `lora_*`: of the policy."""
 
     compute: str
     micro_tokens: int
@@ -46,6 +48,10 @@ class Learning:
     checkpointing: bool
     share_prefix: bool
     processes: int
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    offload_activations: bool = False
+    offload_optimizer: bool = False
 
     @property
     def tokens(self) -> int:
@@ -54,7 +60,26 @@ class Learning:
 
 
 def policy(shape: ModelShape, how: Learning) -> Need:
-    return _trained("policy", shape, how, shape.parameters, 0, head=True)
+    if not how.lora_rank:
+        return _trained("policy", shape, how, shape.parameters, 0, head=True)
+    trained = shape.adapters(how.lora_rank, how.lora_targets)
+    parts = [
+        *_frozen(shape, how, trained),
+        ("moments", 8 * trained // how.processes),
+        ("gradients", 4 * trained // how.processes),
+        ("gathered", _gathered(shape, how, 0, head=True, gradient=False)),
+        ("activations", activations(shape, how)),
+        ("prefix mask", _mask(how)),
+        ("head", 4 * shape.embedding + 3 * CHUNK_BYTES),
+        ("context", CONTEXT),
+    ]
+    return Need("policy", tuple(parts))
+
+
+def _frozen(shape: ModelShape, how: Learning, trained: int) -> list[tuple[str, int]]:
+    """A model with `trained` parameters of adapters: their masters alone are float32 beside what computes."""
+    computing = 2 * (shape.parameters + trained) if how.compute == "bf16" else 4 * shape.parameters
+    return [("weights", computing // how.processes), ("masters", 4 * trained // how.processes)]
 
 
 def critic(shape: ModelShape, how: Learning, layers: int = 0) -> Need:
@@ -65,9 +90,10 @@ def critic(shape: ModelShape, how: Learning, layers: int = 0) -> Need:
 def reference(shape: ModelShape, how: Learning) -> Need:
     """A policy host that is never updated: it has masters, and no moments or gradients."""
     half = how.compute == "bf16"
+    trained = shape.adapters(how.lora_rank, how.lora_targets) if how.lora_rank else 0
+    whole = [("weights", 2 * shape.parameters // how.processes if half else 0), ("masters", 4 * shape.parameters // how.processes)]
     parts = [
-        ("weights", 2 * shape.parameters // how.processes if half else 0),
-        ("masters", 4 * shape.parameters // how.processes),
+        *(_frozen(shape, how, trained) if how.lora_rank else whole),
         ("gathered", _gathered(shape, how, 0, head=True)),
         ("activations", max(block.kept_bytes for block in shape.blocks) * how.tokens * (1 if half else 2)),
         ("prefix mask", _mask(how)),
@@ -79,10 +105,16 @@ def reference(shape: ModelShape, how: Learning) -> Need:
 
 def _trained(role: str, shape: ModelShape, how: Learning, parameters: int, layers: int, *, head: bool) -> Need:
     half = how.compute == "bf16"
+    masters, moments = 4 * parameters // how.processes, 8 * parameters // how.processes
+    if how.offload_optimizer:
+        moments = min(moments, 2 * BUCKET_BYTES)
+        masters = (
+            min(masters, BUCKET_BYTES) if half and how.processes == 1 else masters
+        )  # of several processes they are the weights
     parts = [
         ("weights", 2 * parameters // how.processes if half else 0),
-        ("masters", 4 * parameters // how.processes),
-        ("moments", 8 * parameters // how.processes),
+        ("masters", masters),
+        ("moments", moments),
         ("gradients", 4 * parameters // how.processes),
         ("gathered", _gathered(shape, how, layers, head=head)),
         ("activations", activations(shape, how, layers)),
@@ -94,22 +126,27 @@ def _trained(role: str, shape: ModelShape, how: Learning, parameters: int, layer
 
 
 def activations(shape: ModelShape, how: Learning, layers: int = 0) -> int:
-    """What the backward pass of the largest micro-batch keeps. With checkpointing: inputs of blocks, and one block anew."""
+    """What the backward pass of the largest micro-batch keeps. With checkpointing: inputs of blocks, and one block anew.
+
+    Offloaded: one block of the pass, and the input of the next.
+    """
     blocks = shape.kept(layers)
     width = 1 if how.compute == "bf16" else 2
     largest = max(block.kept_bytes for block in blocks)
+    if how.offload_activations:
+        return width * how.tokens * (2 * shape.hidden + largest)
     if how.checkpointing:
         return width * how.tokens * (2 * shape.hidden * len(blocks) + largest)
     return width * how.tokens * sum(block.kept_bytes for block in blocks)
 
 
-def _gathered(shape: ModelShape, how: Learning, layers: int, *, head: bool) -> int:
+def _gathered(shape: ModelShape, how: Learning, layers: int, *, head: bool, gradient: bool = True) -> int:
     """Of FSDP2, assumed: two blocks and the embedding (and an untied head) whole in bf16, one block's gradient in float32."""
     if how.processes == 1:
         return 0
     block = max(block.parameters for block in shape.kept(layers))
     ends = shape.embedding * (2 if head and not shape.tied else 1)
-    return (2 * 2 + 4) * block + 2 * ends
+    return (2 * 2 + 4 * gradient) * block + 2 * ends
 
 
 def _head(shape: ModelShape) -> int:

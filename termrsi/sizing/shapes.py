@@ -5,14 +5,15 @@ Letters: h hidden size, a heads x head size, k key-value heads x head size, i in
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from termrsi.errors import ConfigError
 
 Fields = Mapping[str, Any]  # Any: parsed JSON
+Linear = tuple[str, int, int]
 
 EMBEDDED: Fields = {  # SmolLM2-135M-Instruct: its config.json is made with its weights, at the first run
     "model_type": "llama",
@@ -32,7 +33,8 @@ class Block:
 
     `kv_bytes`: of a token in a bf16 cache. `state_bytes`: of a sequence, whatever its length (linear attention, float32).
     `attention`: a, which the cost of looking back grows with; 0 where attention is linear. `kept_bytes`: what the backward pass
-    keeps of a token in bf16, an estimate that follows the modules' code (norms compute in float32).
+    keeps of a token in bf16, an estimate that follows the modules' code (norms compute in float32). `linear`: name, inputs and
+    outputs of each linear layer that an adapter may be put on.
     """
 
     parameters: int
@@ -42,6 +44,7 @@ class Block:
     experts: int = 0
     routed: float = 0.0
     state_bytes: int = 0
+    linear: tuple[Linear, ...] = ()
 
     @property
     def active(self) -> float:
@@ -80,6 +83,14 @@ class ModelShape:
     def active(self) -> float:
         """Parameters that one token is multiplied with, head included: a look-up in the embedding costs nothing."""
         return sum(block.active for block in self.blocks) + self.embedding
+
+    def adapters(self, rank: int, targets: Sequence[str] = ()) -> int:
+        """Parameters of adapters (`model.lora`) on layers so named; empty: on all. Raises ConfigError if there is none such."""
+        layers = [one for block in self.blocks for one in block.linear]
+        known = {name for name, _, _ in layers}
+        if odd := [name for name in targets if name not in known]:
+            raise ConfigError(f"no linear layer is called {odd[0]!r}", "model.lora_targets", f"of {', '.join(sorted(known))}")
+        return sum(rank * (inputs + outputs) for name, inputs, outputs in layers if not targets or name in targets)
 
     @property
     def kv_bytes(self) -> int:
@@ -132,7 +143,7 @@ def _olmoe(fields: Fields, layer: int) -> Block:
     _, a, k = _widths(fields)
     attention = _attention(fields, None, None, False)
     experts = _experts(fields, int(fields["intermediate_size"]))
-    return _block(fields, _Part(attention.parameters + a + k, attention.kept, a, k), experts)
+    return _block(fields, replace(attention, parameters=attention.parameters + a + k), experts)
 
 
 def _mixtral(fields: Fields, layer: int) -> Block:
@@ -177,6 +188,7 @@ class _Part:
     experts: int = 0
     routed: float = 0.0
     state_bytes: int = 0
+    linear: tuple[Linear, ...] = ()
 
 
 def _block(fields: Fields, attention: _Part, inner: _Part) -> Block:
@@ -190,6 +202,7 @@ def _block(fields: Fields, attention: _Part, inner: _Part) -> Block:
         experts=inner.experts,
         routed=inner.routed,
         state_bytes=attention.state_bytes,
+        linear=attention.linear + inner.linear,
     )
 
 
@@ -210,7 +223,8 @@ def _attention(fields: Fields, qkv_bias: bool | None, o_bias: bool | None, norms
     # Query, key and value as attention takes them (the last two once for each head of the first), its result, and that as the
     # projection takes it; norms of heads keep float32 inputs.
     kept = 5 * a + (4 * (a + k) if norms else 0) + (2 * a if gate else 0)
-    return _Part(parameters, kept, a, k)
+    linear = (("q_proj", h, queries), ("k_proj", h, k), ("v_proj", h, k), ("o_proj", a, h))
+    return _Part(parameters, kept, a, k, linear=linear)
 
 
 def _delta_rule(fields: Fields) -> _Part:
@@ -224,13 +238,21 @@ def _delta_rule(fields: Fields) -> _Part:
     # Before and after the convolution, query and key once for each head of the value, gate and result (partly float32).
     kept = 2 * mixed + 8 * values
     state = 4 * value_heads * key_size * value_size + 2 * mixed * (kernel - 1)
-    return _Part(parameters, kept, state_bytes=state)
+    if fields["model_type"] == "qwen3_next":
+        into = (("in_proj_qkvz", h, mixed + values), ("in_proj_ba", h, 2 * value_heads))
+    else:
+        into = (("in_proj_qkv", h, mixed), ("in_proj_z", h, values), ("in_proj_b", h, value_heads), ("in_proj_a", h, value_heads))
+    return _Part(parameters, kept, state_bytes=state, linear=(*into, ("out_proj", values, h)))
 
 
 def _mlp(fields: Fields, i: int) -> _Part:
     h = int(fields["hidden_size"])
     bias = 2 * i + h if fields.get("mlp_bias", False) else 0
-    return _Part(3 * h * i + bias, 4 * i)  # gate, its activation, up, their product
+    return _Part(3 * h * i + bias, 4 * i, linear=_three(h, i))  # gate, its activation, up, their product
+
+
+def _three(h: int, i: int) -> tuple[Linear, ...]:
+    return ("gate_proj", h, i), ("up_proj", h, i), ("down_proj", i, h)
 
 
 def _experts_or_mlp(fields: Fields, layer: int) -> _Part:
@@ -247,4 +269,5 @@ def _experts(fields: Fields, i: int) -> _Part:
     experts = number * 3 * h * i
     parameters = experts + number * h + (3 * h * shared + h if shared else 0)
     kept = top * (4 * i + 2 * h) + 4 * shared + number
-    return _Part(parameters, kept, experts=experts, routed=min(1.0, top / number))
+    linear = (*_three(h, shared), ("shared_expert_gate", h, 1)) if shared else ()
+    return _Part(parameters, kept, experts=experts, routed=min(1.0, top / number), linear=linear)

@@ -1,4 +1,5 @@
-"""The training loop as events: engines, sandboxes, learner, and the real `queues.buffer` between them (ours). No clock, no Ray.
+"""The training loop as events: engines, sandboxes, learner; the real `queues.buffer` between them, the real `queues.prefix_router`
+before the engines (ours). No clock, no Ray.
 
 An engine is shared evenly: each of its running turns gains one token a step, and a step takes what the law says of the batch and
 its context. A prompt stops the others for as long as what is not cached takes. Turns wait while sequences or cache are full; an
@@ -16,9 +17,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from termrsi.queues.buffer import GroupBuffer
+from termrsi.queues.prefix_router import PrefixRouter
+from termrsi.records import Flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class Workload:
 class Machine:
     """`step_s(batch, context tokens of it)`, `prefill_s(tokens, context)`, `learn_s(lengths of the samples)`, all in seconds.
 
-    `cache_tokens`: of each engine. `hashed`: groups are spread over engines by a hash of their name, and else in
-    turn.
+    `cache_tokens`: of each engine. `routing`: how an episode comes to its engine when its sandbox is asked for, by a run's own
+    router, or by what it is compared with: a hash of its group's name, or groups in turn.
     """
 
     engines: int
@@ -75,7 +78,7 @@ class Machine:
     cache_tokens: float = math.inf
     sandboxes: float = math.inf
     drain: bool = True
-    hashed: bool = True
+    routing: Literal["router", "hash", "turn"] = "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +103,34 @@ class Outcome:
     most: int
 
 
-def simulate(work: Workload, machine: Machine, *, max_staleness: int, steps: int = 8, warm_up: int = 3, seed: int = 0) -> Outcome:
-    """`warm_up` steps that are not measured, then `steps` that are; rollouts go on until the last.
+def simulate(
+    work: Workload,
+    machine: Machine,
+    *,
+    max_staleness: int,
+    extra: int = -1,
+    first: bool = False,
+    steps: int = 8,
+    warm_up: int = 3,
+    seed: int = 0,
+) -> Outcome:
+    """`warm_up` steps that are not measured, then `steps` that are; rollouts go on until the last. `extra`, `first`: of the `Flow`.
 
     Raises ValueError if there is no engine, or room for no turn.
     """
     if min(machine.engines, machine.max_num_seqs, machine.sandboxes, steps) < 1:
         raise ValueError("engines, max_num_seqs, sandboxes and steps must be at least 1")
-    return _Loop(work, machine, max_staleness, seed).run(warm_up, steps)
+    return _Loop(work, machine, Flow(work.batch_groups, max_staleness, extra, first=first), seed).run(warm_up, steps)
 
 
 @dataclass(slots=True, eq=False)
 class _Episode:
     group: str
-    engine: "_Engine"
+    number: int  # of the group
     source: random.Random
     turns: int
     context: int
+    place: int = 0  # of its engine
     reply: int = 0
     turn: int = 0
     chunks: list[int] = field(default_factory=list)  # lengths of those that are closed
@@ -211,12 +225,13 @@ class _Engine:
 class _Loop:
     """Whatever happens is an event; `run` takes them in order of time, and of their making where times are equal."""
 
-    def __init__(self, work: Workload, machine: Machine, max_staleness: int, seed: int) -> None:
+    def __init__(self, work: Workload, machine: Machine, flow: Flow, seed: int) -> None:
         self._work, self._machine, self._seed = work, machine, seed
         self._now, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []  # Any: arguments of the event
         self._engines = [_Engine(machine) for _ in range(machine.engines)]
-        self._buffer: GroupBuffer[list[int]] = GroupBuffer(work.batch_groups, max_staleness)
+        self._buffer: GroupBuffer[list[int]] = GroupBuffer(flow)
+        self._router = PrefixRouter(machine.engines, machine.max_num_seqs // 4)  # the slack of actors.cluster
         self._groups = 0
         self._left: dict[str, int] = {}  # episodes of a group that are not over
         self._lengths: dict[str, list[int]] = {}
@@ -274,26 +289,33 @@ class _Loop:
         while self._buffer.free:
             name = f"g{self._groups}"
             self._buffer.admit(name)
-            place = zlib.crc32(name.encode()) if self._machine.hashed else self._groups
-            self._groups += 1
             self._left[name], self._lengths[name] = self._work.group_size, []
             for k in range(self._work.group_size):
                 source = random.Random(f"{self._seed}/{name}/{k}")
                 turns = max(1, round(self._work.turns.draw(source)))
-                engine = self._engines[place % len(self._engines)]
-                self._lobby.append(_Episode(name, engine, source, turns, self._work.prompt))
+                self._lobby.append(_Episode(name, self._groups, source, turns, self._work.prompt))
+            self._groups += 1
         self._enter()
 
     def _enter(self) -> None:
         while self._lobby and self._boxes >= 1:
             self._boxes -= 1
-            self._after(self._work.start_s, self._ask, self._lobby.popleft())
+            episode = self._lobby.popleft()
+            episode.place = self._place(episode)
+            self._after(self._work.start_s, self._ask, episode)
+
+    def _place(self, episode: _Episode) -> int:
+        if self._machine.routing == "router":
+            return self._router.begin(episode.group)
+        spread = zlib.crc32(episode.group.encode()) if self._machine.routing == "hash" else episode.number
+        return spread % len(self._engines)
 
     def _ask(self, episode: _Episode) -> None:
         episode.reply = max(1, round(self._work.reply.draw(episode.source)))
-        episode.engine.advance(self._now)
-        episode.engine.waiting.append(episode)
-        self._turn_over(episode.engine)
+        engine = self._engines[episode.place]
+        engine.advance(self._now)
+        engine.waiting.append(episode)
+        self._turn_over(engine)
 
     def _turn_over(self, engine: _Engine) -> None:
         """Whoever may begin begins; the engine's next event is as it now stands, and those made before are void."""
@@ -327,15 +349,17 @@ class _Loop:
                 return self._end(episode)
             episode.chunks.append(episode.context)
             episode.context = work.prompt + work.compacted
-            episode.engine.forget(episode)
+            self._engines[episode.place].forget(episode)
         return self._ask(episode)
 
     def _end(self, episode: _Episode) -> None:
-        episode.engine.forget(episode)
+        self._engines[episode.place].forget(episode)
         self._verify_s += self._work.verify_s
         self._after(self._work.verify_s, self._verified, episode)
 
     def _verified(self, episode: _Episode) -> None:
+        if self._machine.routing == "router":
+            self._router.end(episode.place)
         self._boxes += 1
         self._enter()
         group = episode.group
@@ -352,8 +376,8 @@ class _Loop:
         if self._learning or (batch := self._buffer.take()) is None:
             return
         self._learning = True
-        self._stale.append([one.staleness for one in batch])
-        seconds = self._machine.learn_s([length for one in batch for length in one.group])
+        self._stale.append([one.staleness for one in batch.groups])
+        seconds = self._machine.learn_s([length for one in batch.groups for length in one.group])
         self._after(seconds, self._learned, seconds)
 
     def _learned(self, seconds: float) -> None:

@@ -28,7 +28,7 @@ from termrsi.config.stages import (
 )
 
 FAMILIES = 23  # of the bundled suite
-BACKWARD = 2.0  # in forward passes
+BACKWARD = 2.0  # in forward passes; half of it is gradients of weights, which frozen ones have none of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,8 @@ class Updates:
     policy: float = 0.0
     critic: float = 0.0
     reference: float = 0.0
+    extra: int = -1  # and `first`: as of `records.Flow`
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,16 @@ def tasks(config: Config, split: str, assumed: Assumed) -> int:
     return min(number, told) if number else told
 
 
-def training_passes(config: Config) -> float:
-    """A forward and a backward pass, and with checkpointing one more forward."""
-    return 1.0 + BACKWARD + (1.0 if config.model.gradient_checkpointing else 0.0)
+def training_passes(config: Config, *, frozen: bool = False) -> float:
+    """A forward and a backward pass, and with checkpointing one more forward. `frozen`: adapters alone are trained."""
+    return 1.0 + (BACKWARD / 2 if frozen else BACKWARD) + (1.0 if config.model.gradient_checkpointing else 0.0)
 
 
 def _policy_passes(config: Config, loss: Loss, optim: PolicyOptimConfig) -> tuple[float, float]:
     """Of the policy, and of the reference."""
     old = optim.minibatches > 1 and loss not in TO_SAMPLER and optim.sat == 0.0
-    return training_passes(config) + (1.0 if old else 0.0), 1.0 if optim.kl > 0.0 else 0.0
+    own = training_passes(config, frozen=config.model.lora_rank > 0)
+    return own + (1.0 if old else 0.0), 1.0 if optim.kl > 0.0 else 0.0
 
 
 def _validation(retention: RetentionConfig, steps: int, config: Config, assumed: Assumed) -> float:
@@ -155,7 +158,11 @@ def _warmup(name: str, stage: WarmupCriticConfig, config: Config, assumed: Assum
 def _rpr(name: str, stage: RprConfig, config: Config, assumed: Assumed) -> Work:
     policy, reference = _policy_passes(config, stage.loss, stage.optim)
     critic = training_passes(config) + 1.0
-    loop = Updates(stage.steps, stage.tasks_per_step, stage.samples_per_task, stage.max_staleness, policy, critic, reference)
+    ahead = stage.flow(stage.tasks_per_step, stage.steps)
+    passes = (policy, critic, reference)
+    loop = Updates(
+        stage.steps, stage.tasks_per_step, stage.samples_per_task, ahead.max_staleness, *passes, ahead.extra, ahead.first
+    )
     return Work(name, stage.kind, _validation(stage.retention, stage.steps, config, assumed), updates=loop)
 
 
@@ -168,7 +175,9 @@ def _reterm(name: str, stage: RetermConfig, config: Config, assumed: Assumed) ->
 
 def _grpo(name: str, stage: GrpoConfig, config: Config, assumed: Assumed) -> Work:
     policy, reference = _policy_passes(config, stage.loss, stage.optim)
-    loop = Updates(stage.steps, stage.groups, stage.group_size, stage.max_staleness, policy, 0.0, reference)
+    ahead = stage.flow(stage.groups, stage.steps)
+    passes = (policy, 0.0, reference)
+    loop = Updates(stage.steps, stage.groups, stage.group_size, ahead.max_staleness, *passes, ahead.extra, ahead.first)
     return Work(name, stage.kind, _validation(stage.retention, stage.steps, config, assumed), updates=loop)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from termrsi import answers
 from termrsi.config.stages import AnalyseConfig
+from termrsi.durable import Lines
 from termrsi.errors import StageError
 from termrsi.harness.group import seed_of
 from termrsi.harness.runner import as_finished
@@ -51,7 +51,7 @@ async def run(ctx: Context, config: AnalyseConfig) -> StageResult:
     todo = (found for found in _runs(ctx) if found.digest not in done)
     instructions = {task.id: task.instruction for split in ("train", "validation", "heldout") for task in ctx.tasks.of(split)}
     ctx.progress.begin(f"{ctx.name}: judge", len(wanted) - len(done))
-    with path.open("a", encoding="utf-8") as sink:
+    with Lines(path) as sink:
 
         async def work() -> None:
             """Takes the next run until there is none."""
@@ -135,7 +135,7 @@ def _runs(ctx: Context) -> Iterator[Run]:
                 )
 
 
-async def _judge(ctx: Context, config: AnalyseConfig, found: Run, instruction: str, sink: TextIO) -> None:
+async def _judge(ctx: Context, config: AnalyseConfig, found: Run, instruction: str, sink: Lines) -> None:
     """Writes one line. A run that does not fit the judge even with its texts cut short is told as too_long."""
     sampling = ctx.sampling(config.temperature, max_tokens=config.max_tokens)
     sampling = replace(sampling, seed=seed_of(ctx.config.seed, ctx.name, found.id))
@@ -161,8 +161,7 @@ async def _judge(ctx: Context, config: AnalyseConfig, found: Run, instruction: s
         findings = None if asked.answer is None else {name: f.model_dump() for name, f in asked.answer.items()}
         line |= {"outcome": "invalid" if findings is None else "judged", "findings": findings, "faults": asked.faults}
         line |= {"prompt_tokens": asked.prompt_tokens, "completion_tokens": asked.completion_tokens, "cost": asked.cost}
-    sink.write(json.dumps(line) + "\n")  # ASCII: a model's text may hold half a character
-    sink.flush()
+    sink.add(json.dumps(line))  # ASCII: a model's text may hold half a character
 
 
 def _result(ctx: Context, config: AnalyseConfig, path: Path) -> StageResult:

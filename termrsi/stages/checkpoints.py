@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from termrsi import durable
 from termrsi.errors import CheckpointError, StageError
 from termrsi.stages.base import ROLLOUTS, Context
 from termrsi.stages.finished import FinishedRollouts
@@ -120,10 +121,7 @@ class Checkpoints:
                 if (self._ctx.out / name).is_dir():
                     _link(self._ctx.out / name, draft / RETAINED / name)
             state = {"own": own, "weights": weights, "served": list(self._ctx.served.items())}
-            with (draft / STATE).open("w", encoding="utf-8") as file:
-                json.dump(state, file)
-                file.flush()
-                os.fsync(file.fileno())
+            durable.write_text(draft / STATE, json.dumps(state))
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise

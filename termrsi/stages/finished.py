@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from termrsi.durable import drop_half_line
 from termrsi.records import EpisodeSpec, ScoredRollout, Snapshot
-from termrsi.stages.journal import drop_half_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Group-relative policy gradient on outcomes, without a critic: GRPO and its kin by `loss`, as Tmax and River train.
 
 Per step: `groups` tasks, `group_size` rollouts of each; advantages are relative inside a group, after them River's penalty on
-repeated turns (arXiv 2608.22631); one batch, `optim.minibatches` updates. With `only_contrast` a group whose rewards are all equal,
-which would teach nothing, is replaced by the next task's (Tmax, arXiv 2606.23321; DAPO, arXiv 2503.14476); with `overlong` length
-costs (DAPO), before the advantages are made and in no reward that is logged.
+repeated turns (arXiv 2608.22631); one batch, `optim.minibatches` updates. With `replace_zero_variance` groups whose rewards are all
+equal, which would teach nothing, are replaced by the next tasks' (Tmax, arXiv 2606.23321; DAPO, arXiv 2503.14476), so many in a
+step at most (ours); with `overlong` length costs (DAPO), before the advantages are made and in no reward that is logged.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from termrsi.config.stages import GrpoConfig
-from termrsi.records import FinishedGroup, ScoredRollout
+from termrsi.records import FinishedBatch, ScoredRollout
 from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult
@@ -27,6 +27,7 @@ async def run(ctx: Context, config: GrpoConfig) -> StageResult:
         "reward_first": loop.rewards[0],
         "reward_last": loop.rewards[-1],
         "groups_without_contrast": loop.refused,
+        "groups_missing": loop.missing,
     }
     return phase.result(ctx, keeper, config.steps, own, "policy")
 
@@ -38,31 +39,25 @@ class _Loop:
         self._rewarder = Rewarder(ctx, config.reward)
         self._draw = GroupDraw(ctx, config.groups, config.group_size, config.optim.temperature)
         self.rewards: list[float] = []
-        self.refused, self._told = 0, 0  # groups without contrast: all, and those of earlier steps
+        self.refused, self.missing = 0, 0  # groups without contrast, and those of them that were not replaced
 
     def sampler(self) -> Sampler:
         config = self._config
-        return Sampler(
-            self._ctx,
-            self._draw,
-            batches=config.steps,
-            batch_groups=config.groups,
-            max_staleness=config.max_staleness,
-            batch_episodes=config.groups * config.group_size,
-            accept=self._teaches if config.only_contrast else None,
-        )
+        flow = config.flow(config.groups, config.steps, replace=config.replace_zero_variance)
+        accept = self._teaches if config.replace_zero_variance else None
+        return Sampler(self._ctx, self._draw, flow, batch_episodes=config.groups * config.group_size, accept=accept)
 
     async def state(self) -> dict[str, Any]:
-        return {"rewards": list(self.rewards), "refused": self.refused, "told": self._told}
+        return {"rewards": list(self.rewards), "refused": self.refused, "missing": self.missing}
 
     async def restore(self, state: dict[str, Any]) -> None:
-        self.rewards, self.refused, self._told = state["rewards"], state["refused"], state["told"]
+        self.rewards, self.refused, self.missing = state["rewards"], state["refused"], state["missing"]
 
     async def let_go(self, step: int) -> None:
         """Nothing is held for it."""
 
-    async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
-        ctx, config = self._ctx, self._config
+    async def step(self, step: int, taken: FinishedBatch) -> None:
+        ctx, config, groups = self._ctx, self._config, taken.groups
         scored = rollouts_of(groups)
         batch = credit.batch_of(scored, self._rewarder, config.optim.temperature)
         penalties = {s.rollout.id: self._penalties(s) for s in scored} if config.repetition_penalty > 0.0 else {}
@@ -79,14 +74,14 @@ class _Loop:
         if lengths:
             report["overlong"] = sum(1 for cost in lengths.values() if cost < 0.0) / len(lengths)
         report |= monitors.batch(ctx, scored, samples, self._rewarder.reward, asked=len(groups) * config.group_size)
-        if config.only_contrast:  # what is logged here is of the groups that are left
-            report["refused_groups"], self._told = float(self.refused - self._told), self.refused
+        if config.replace_zero_variance:  # what is logged here is of the groups that are left
+            self.refused, self.missing = self.refused + len(taken.refused), self.missing + taken.missing
+            report["refused_groups"], report["missing_groups"] = float(len(taken.refused)), float(taken.missing)
+            report["replaced"] = (len(taken.refused) - taken.missing) / (len(taken.refused) + len(groups))
         ctx.log(ctx.name, report)
 
     def _teaches(self, scored: Sequence[ScoredRollout]) -> bool:
-        contrast = len({self._rewarder.reward(s) for s in scored}) > 1
-        self.refused += not contrast
-        return contrast
+        return len({self._rewarder.reward(s) for s in scored}) > 1
 
     def _lengths(self, batch: credit.Batch) -> dict[str, float]:
         """What each rollout's length costs."""

@@ -5,11 +5,11 @@ A line is whole or it is dropped: a kill in the middle of writing costs the item
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from termrsi.durable import Lines
 from termrsi.errors import StageError
 
 Item = TypeVar("Item")
@@ -22,9 +22,12 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Takes up what is there. Raises StageError for a line that is no item of a journal."""
         self._path = path
-        drop_half_line(path)
-        self._keys = {key for key, _ in self._lines()}
-        self._file = path.open("a", encoding="utf-8")
+        self._file = Lines(path)
+        try:
+            self._keys = {key for key, _ in self._lines()}
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> "Journal":
         return self
@@ -42,9 +45,7 @@ class Journal:
         """On disk on return. Raises ValueError for a key that is there: no item is done twice."""
         if key in self._keys:
             raise ValueError(f"{key!r} is finished already")
-        self._file.write(json.dumps({"key": key, "value": value}) + "\n")  # ASCII: a model's text may hold half a character
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.add(json.dumps({"key": key, "value": value}), sync=True)  # ASCII: a model's text may hold half a character
         self._keys.add(key)
 
     def keep(self, keys: Collection[str]) -> None:
@@ -52,15 +53,15 @@ class Journal:
         if self._keys <= set(keys):
             return
         draft = self._path.with_name(f"{self._path.name}.part")
-        with draft.open("w", encoding="utf-8") as file:
+        draft.unlink(missing_ok=True)
+        with Lines(draft) as file:
             for key, value in self._lines():
                 if key in keys:
-                    file.write(json.dumps({"key": key, "value": value}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+                    file.add(json.dumps({"key": key, "value": value}))
+            file.sync()
         self._file.close()
         draft.rename(self._path)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = Lines(self._path)
         self._keys &= set(keys)
 
     def items(self) -> Iterator[tuple[str, Value]]:
@@ -96,23 +97,6 @@ class Journal:
                     raise StageError(
                         f"line {number} is no finished item: {error}", str(self._path), "move the stage's directory away"
                     ) from error
-
-
-def drop_half_line(path: Path) -> None:
-    """Cuts what a kill in the middle of writing left behind the last whole line."""
-    if not path.is_file():
-        return
-    with path.open("r+b") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end:  # backwards, block by block, to behind the last line's end
-            start = max(0, end - 65536)
-            file.seek(start)
-            if (found := file.read(end - start).rfind(b"\n")) >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
 
 
 async def each(

@@ -6,7 +6,7 @@ The loop waits for a batch of the buffer, then for the step's hosts, then for a 
 from typing import Any, Protocol
 
 from termrsi.config.stages import RetentionConfig
-from termrsi.records import FinishedGroup
+from termrsi.records import FinishedBatch
 from termrsi.stages import retain
 from termrsi.stages.base import Context, StageResult, write_json
 from termrsi.stages.checkpoints import Checkpoints, Host
@@ -20,7 +20,7 @@ class Loop(Protocol):
 
     def sampler(self) -> Sampler: ...
 
-    async def step(self, step: int, groups: list[FinishedGroup]) -> None:
+    async def step(self, step: int, taken: FinishedBatch) -> None:
         """Its number, from 1 on, and its batch. On return the generator serves the new weights."""
         ...
 
@@ -59,15 +59,15 @@ async def play(ctx: Context, loop: Loop, *, steps: int, retention: RetentionConf
         async with sampler:
             for number in range(done + 1, steps + 1):
                 async with ctx.step(number):
-                    groups = await sampler.batch(f"{ctx.name}: step {number}/{steps}")
-                    await loop.step(number, groups)
+                    batch = await sampler.batch(f"{ctx.name}: step {number}/{steps}")
+                    await loop.step(number, batch)
                 own = None
                 if checkpoints.due(number):
                     own = {"keeper": keeper.state(), "sampler": sampler.state(), "loop": await loop.state()}
                 if not retention.rollback:
                     await sampler.trained()
-                trained = [rollout.rollout.id for rollout in rollouts_of(groups)]
-                await checkpoints.add(number, {"rollouts": trained}, own)
+                trained = [rollout.rollout.id for rollout in rollouts_of(batch.groups)]
+                await checkpoints.add(number, {"rollouts": trained, "refused": list(batch.refused)}, own)
                 await loop.let_go(checkpoints.oldest(number))
                 await _judge(ctx, keeper, number, steps, retention)
                 if retention.rollback:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from termrsi.config.stages import RetermConfig
 from termrsi.errors import StageError
 from termrsi.harness.group import fits, recovery_group
-from termrsi.records import EpisodeSpec, FinishedGroup, RecoveryPoint, ScoredRollout, Snapshot, TaskSpec
+from termrsi.records import EpisodeSpec, FinishedBatch, Flow, RecoveryPoint, ScoredRollout, Snapshot, TaskSpec
 from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult, write_json
@@ -72,9 +72,8 @@ class _Loop:
         """One slot of the buffer holds a whole step: how many groups it has depends on the queue when it is drawn."""
         config = self._config
         episodes = (config.original_groups + config.recovery_groups) * config.group_size
-        return Sampler(
-            self._ctx, self._draw, batches=config.steps, batch_groups=1, max_staleness=config.max_staleness, batch_episodes=episodes
-        )
+        flow = Flow(1, config.max_staleness, batches=config.steps)
+        return Sampler(self._ctx, self._draw, flow, batch_episodes=episodes)
 
     async def _draw(self, number: int) -> Sequence[EpisodeSpec]:
         ctx, config, step = self._ctx, self._config, number + 1
@@ -82,15 +81,38 @@ class _Loop:
         tasks = self._tasks.of(step)
         async with self._queueing:
             if step not in self._drawn:  # else it was, before the stage was stopped
+                await self._weed(config.recovery_groups)
                 points = await (ctx.queue.take if config.pop else ctx.queue.peek)(config.recovery_groups)
                 self._drawn[step] = (tasks, points)  # a lost step ends the run, so slots and steps count alike
         _, points = self._drawn[step]
         original = specs_of(ctx, tasks, step, config.group_size, config.optim.temperature, keep_snapshot=True)
         return [*original, *(spec for point in points for spec in self._recovery(point, step))]
 
-    async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
-        (batch,) = groups
-        scored, config = list(batch.rollouts), self._config
+    async def _weed(self, n: int) -> None:
+        """Drops the points whose snapshots are gone, with a lost node, if any of those is among the next `n`; how many is told."""
+        ctx = self._ctx
+        assert ctx.queue is not None, "checked by run"
+        coming = await ctx.queue.peek(n)
+        if len(await self._kept(coming)) == len(coming):
+            return
+        queue = await ctx.queue.take(self._config.capacity)
+        kept = await self._kept(queue)
+        await ctx.queue.push(list(reversed(kept)))
+        self._lost(len(queue) - len(kept), len(queue))
+
+    async def _kept(self, points: Sequence[RecoveryPoint]) -> list[RecoveryPoint]:
+        """Those that can still be started from."""
+        kept = {snapshot.id for snapshot in await self._ctx.rollouts.kept([point.snapshot for point in points])}
+        return [point for point in points if point.snapshot.id in kept]
+
+    def _lost(self, lost: int, of: int) -> None:
+        if lost:
+            _LOG.warning("%s: %d of %d restart points are dropped: their snapshots are gone", self._ctx.name, lost, of)
+        self._ctx.log(self._ctx.name, {"points_lost": float(lost)})
+
+    async def step(self, step: int, taken: FinishedBatch) -> None:
+        (whole,) = taken.groups
+        scored, config = list(whole.rollouts), self._config
         tasks, points = self._drawn.pop(step)
         self._spend(points if config.pop else [], step)
         await self._learn(scored, step)
@@ -123,9 +145,7 @@ class _Loop:
         await ctx.queue.push([point for point in reversed(queue) if point.snapshot.id in kept])
         self._drawn = {step: (self._tasks_again(step), [p for p in points if p.snapshot.id in kept]) for step, points in drawn}
         self._spent = {point.id: point for point in _points(state["spent"])}
-        if lost := len(asked) - len(kept):
-            _LOG.warning("%s: %d of %d restart points are dropped: their snapshots are gone", ctx.name, lost, len(asked))
-        ctx.log(ctx.name, {"points_lost": float(lost)})
+        self._lost(len(asked) - len(kept), len(asked))
 
     def _tasks_again(self, step: int) -> list[TaskSpec]:
         return StepTasks(self._ctx, self._config.original_groups).of(step)

@@ -11,14 +11,13 @@ The batch of the first step serves calibration and the first joint update: the a
 Rollouts come through the buffer: at most `max_staleness` updates older than the actor they update, 0 by default.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from termrsi.config.choices import RefitValueHead
 from termrsi.config.stages import RprConfig
 from termrsi.errors import StageError
 from termrsi.ports import Critic
-from termrsi.records import FinishedGroup
+from termrsi.records import FinishedBatch
 from termrsi.stages import credit, monitors, phase
 from termrsi.stages.anchor import learn
 from termrsi.stages.base import Context, Rewarder, StageResult
@@ -51,14 +50,8 @@ class _Phase:
     def sampler(self) -> Sampler:
         """One slot per task of a step."""
         config = self._config
-        return Sampler(
-            self._ctx,
-            self._draw,
-            batches=config.steps,
-            batch_groups=config.tasks_per_step,
-            max_staleness=config.max_staleness,
-            batch_episodes=config.tasks_per_step * config.samples_per_task,
-        )
+        flow = config.flow(config.tasks_per_step, config.steps)
+        return Sampler(self._ctx, self._draw, flow, batch_episodes=config.tasks_per_step * config.samples_per_task)
 
     async def state(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "evs": list(self.evs)}
@@ -69,8 +62,8 @@ class _Phase:
     async def let_go(self, step: int) -> None:
         """Nothing is held for it."""
 
-    async def step(self, step: int, groups: Sequence[FinishedGroup]) -> None:
-        ctx, config = self._ctx, self._config
+    async def step(self, step: int, taken: FinishedBatch) -> None:
+        ctx, config, groups = self._ctx, self._config, taken.groups
         scored = rollouts_of(groups)
         batch = credit.batch_of(scored, self._rewarder, config.optim.temperature, config.credit)
         if step == 1:

@@ -91,9 +91,12 @@ CASES = [
 
 
 def by_staleness(case: Case, staleness: Sequence[int], *, steps: int) -> Iterator[str]:
-    """As it is; with the sandboxes of `scale=full`; with groups spread evenly over the engines."""
+    """As it is; with the sandboxes of `scale=full`; with groups that are given to engines in turn, or by a hash of their name."""
     made, first = case.machine(Rates()), 0.0
-    ways = {"": made, ", 256 sandboxes": replace(made, sandboxes=256), ", in turn": replace(made, hashed=False)}
+    ways = {
+        "": made, ", 256 sandboxes": replace(made, sandboxes=256), ", in turn": replace(made, routing="turn"),
+        ", by a hash": replace(made, routing="hash"),
+    }  # fmt: skip
     for name, machine in ways.items():
         for s in staleness:
             one = simulate(case.work, machine, max_staleness=s, steps=steps, warm_up=s + 2)
@@ -102,8 +105,8 @@ def by_staleness(case: Case, staleness: Sequence[int], *, steps: int) -> Iterato
 
 
 def without(case: Case, *, steps: int) -> Iterator[str]:
-    """At a staleness of 1, groups spread evenly, each part for nothing: the largest gain is the bottleneck."""
-    made, work = replace(case.machine(Rates()), hashed=False), case.work
+    """At a staleness of 1 each part for nothing: the largest gain is the bottleneck."""
+    made, work = case.machine(Rates()), case.work
     nothing = lambda *_: 0.0  # noqa: E731 - a law of no time
     free = {
         "generation": (work, replace(made, step_s=nothing, prefill_s=nothing)),
@@ -118,12 +121,12 @@ def without(case: Case, *, steps: int) -> Iterator[str]:
 
 def arms(case: Case, *, steps: int) -> Iterator[str]:
     """What else could be changed, likewise, one thing at a time."""
-    made, work = replace(case.machine(Rates()), hashed=False), case.work
+    made, work = case.machine(Rates()), case.work
     even = replace(work, turns=Tail(MEAN_TURNS), reply=Tail(MEAN_REPLY))
     changed = {
         "turns in flight stop for new weights": (work, replace(made, drain=False)),
         f"no tails: {MEAN_TURNS} turns of {MEAN_REPLY} tokens, all": (even, made),
-    } | {other.name: (other.work, replace(other.machine(Rates()), hashed=False)) for other in case.others}
+    } | {other.name: (other.work, other.machine(Rates())) for other in case.others}
     first = simulate(work, made, max_staleness=1, steps=steps, warm_up=3).step_s
     for name, (w, m) in changed.items():
         yield _row(name, simulate(w, m, max_staleness=1, steps=steps, warm_up=3), first)
@@ -134,7 +137,7 @@ def worst(case: Case) -> str:
     work = replace(case.work, turns=Tail(300), reply=Tail(8192), observation=Tail(300))
     return _row(
         "300 turns of 8,192 tokens, all",
-        simulate(work, replace(case.machine(Rates()), hashed=False), max_staleness=1, steps=1, warm_up=1),
+        simulate(work, case.machine(Rates()), max_staleness=1, steps=1, warm_up=1),
         0.0,
     )
 
@@ -169,7 +172,7 @@ def main() -> None:
         say(f"\n{case.name}\n\n{header('max_staleness')}")
         for row in by_staleness(case, (0, 1, 2, 4), steps=steps):
             say(row)
-        say(f"\n{header('max_staleness=1, in turn')}")
+        say(f"\n{header('max_staleness=1')}")
         for rows in (without(case, steps=steps // 2), arms(case, steps=steps // 2), [worst(case)]):
             for row in rows:
                 say(row)

@@ -1,8 +1,9 @@
-"""Sandboxes of every backend."""
+"""Sandboxes of every backend; a Ray of a module's own, and a model for its actors."""
 
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,22 @@ from termrsi import sandbox
 from termrsi.ports import Sandbox
 from termrsi.sandbox import check
 from tests.contract.backends import OWNER, Kit, Make, docker_kit, gvisor_kit, local_kit
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[Any]:  # Any: the module
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from termrsi.model.checkpoint import tiny_model
+
+    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture(params=["local", *(pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "gvisor"))])

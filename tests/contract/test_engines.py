@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from termrsi.actors.generator import EngineOptions, GeneratorActor
 from termrsi.errors import EngineError, WeightsError
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.records import Completion, SamplingParams, WeightsVersion
+from termrsi.weights import Stored
 
 pytestmark = pytest.mark.ray
 SOON_S = 60.0
@@ -45,8 +46,8 @@ def scripted() -> type:
                 raise EngineError("EngineDeadError: gone", "generator")
             return Completion((os.getpid(),), (0.0,), "stop", self.version, self.version)
 
-        async def load(self, packed: dict[str, int], version: int) -> dict[str, float]:
-            if packed["bad_for_version"] == self.version:
+        async def load(self, facts: dict[str, int], fetch: object, version: int) -> dict[str, float]:
+            if facts["bad_for_version"] == self.version:
                 raise WeightsError("tensor x differs", "weights")
             self.version = version
             self._gate.set()
@@ -95,9 +96,7 @@ class Fleet:
 
 
 def weights(version: int, bad_for_version: int = -1) -> WeightsVersion:
-    import ray
-
-    return WeightsVersion("policy", version, f"sum{version}", [ray.put({"bad_for_version": bad_for_version})], 0)
+    return WeightsVersion("policy", version, f"sum{version}", Stored(cast("Any", {"bad_for_version": bad_for_version}), ()))
 
 
 async def ask(engines: Engines, what: int, key: str = "") -> Completion:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.errors import SandboxError
 from termrsi.records import EnvironmentSpec, TaskSpec
 from termrsi.sandbox import cgroups, docker_engine, reap
@@ -132,7 +133,7 @@ async def test_killed_actors_leave_nothing(kit: Kit, tmp_path: Path, own_ray: No
         actor: Any = SandboxActor.options(  # Any: Ray's handles are untyped
             num_cpus=0.1, max_concurrency=100, runtime_env={"env_vars": {"DOCKER_HOST": engine} if engine else {}}
         ).remote(options)
-        pool = RemotePool(actor)
+        pool = RemotePool([actor])
         leases = await asyncio.gather(*(pool.lease(task) for _ in range(4)))
         doing = [asyncio.ensure_future(lease.run("sleep 60 & setsid sleep 61 & sleep 62", 90.0)) for lease in leases[:2]]
         doing += [asyncio.ensure_future(leases[2].snapshot()), asyncio.ensure_future(leases[3].fork(2))]

@@ -12,28 +12,14 @@ from typing import Any
 import pytest
 
 from termrsi import weights
+from termrsi.actors.engine_weights import Fetcher
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import EngineError, WeightsError
-from termrsi.model.checkpoint import tiny_model
 from termrsi.records import Sample
 
 pytestmark = pytest.mark.ray
 CONFIG = ModelConfig(threads=1, compute="fp32", micro_tokens=32)
 LOSS: dict[str, object] = {"kind": "grpo", "anchor": "current"}
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[Any]:  # Any: the module
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def batch(n: int = 5) -> list[Sample]:
@@ -79,8 +65,9 @@ async def test_two_processes_are_one_policy_and_one_critic(ray_here: Any, tiny: 
         for ours, theirs in zip(await two.logp(batch()), await one.logp(batch()), strict=True):
             assert ours == pytest.approx(theirs, abs=2e-3)
         published = await two.publish()
-        packed = await published.handle[0]  # type: ignore[index]  # a list of one object reference
-        assert weights.checksum(packed) == published.checksum
+        assert isinstance(published.handle, weights.Stored)
+        packed = await Fetcher(published.handle)(list(published.handle.facts))
+        assert weights.checksum(weights.facts_of(packed)) == published.checksum == await two.checksum()
         assert {dtype for dtype, _, _ in packed.values()} == {"bfloat16"}
         saved = await two.save(str(tmp_path / "saved"))
         assert await two.save_training(str(tmp_path / "training")) == saved

@@ -11,6 +11,7 @@ from torch.multiprocessing.spawn import spawn
 
 from termrsi.model import routing
 from termrsi.model.checkpoint import tiny_model
+from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
 from termrsi.model.ranks import open_store
 from termrsi.records import Sample
@@ -26,7 +27,8 @@ LOSSES: dict[str, dict[str, object]] = {
     "dppo": {"kind": "dppo", "delta": 0.01},
     "tvpo": {"kind": "tvpo", "delta": 0.1},
 }
-CASES = (*LOSSES, "sft", "critic", "single", "idle", "prefix", "checkpointing", "experts")
+CASES = (*LOSSES, "sft", "critic", "single", "idle", "prefix", "checkpointing", "offload", "experts")
+ADAPTERS = ("adapters", "adapters all", "adapters experts")
 Played = dict[int, dict[str, Any]]  # Any: outcomes of several types, by name
 
 
@@ -69,6 +71,7 @@ def make_cases(folder: Path) -> dict[str, Case]:
     samples = anchored(tiny, make_samples())
     silent = dataclasses.replace(samples[0], mask=(0,) * len(samples[0].mask))
     cases = {name: Case(tiny, samples, loss) for name, loss in LOSSES.items()}
+    some = Lora(4, targets=("q_proj", "o_proj"))
     return cases | {
         "sft": Case(tiny, samples),
         "critic": Case(tiny, samples, critic=True, options={"layers": 1}),
@@ -77,7 +80,14 @@ def make_cases(folder: Path) -> dict[str, Case]:
         "prefix": Case(tiny, samples, LOSSES["grpo"], options={"share_prefix": True}),
         "half": Case(tiny, samples, LOSSES["grpo"], options={"compute": "bf16"}),
         "checkpointing": Case(tiny, samples, LOSSES["grpo"], options={"gradient_checkpointing": True}),
+        "offload": Case(tiny, samples, LOSSES["grpo"], options={"offload_activations": True, "offload_optimizer": True}),
         "experts": Case(moe, routed(samples), LOSSES["grpo"], options={"routing_replay": True, "gradient_checkpointing": True}),
+        "adapters": Case(tiny, samples, options={"adapters": Lora(6, targets=("q_proj", "down_proj"))}),
+        "adapters half": Case(tiny, samples, LOSSES["grpo"], options={"compute": "bf16", "adapters": Lora(4)}),
+        "adapters all": Case(
+            tiny, samples, LOSSES["grpo"], options={"adapters": Lora(4), "gradient_checkpointing": True, "share_prefix": True}
+        ),
+        "adapters experts": Case(moe, routed(samples), LOSSES["grpo"], options={"adapters": some, "routing_replay": True}),
     }
 
 
@@ -108,7 +118,7 @@ def flat(rows: list[list[float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *ADAPTERS])
 def test_processes_change_nothing(played: Played, size: int, name: str) -> None:
     one: Outcome = played[1][name]
     many: Outcome = played[size][name]
@@ -128,9 +138,10 @@ def test_processes_change_nothing(played: Played, size: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_half_precision_is_that_of_one_process(played: Played, size: int) -> None:
+@pytest.mark.parametrize("name", ["half", "adapters half"])
+def test_half_precision_is_that_of_one_process(played: Played, size: int, name: str) -> None:
     """bf16 rounds sums in another order; the masters are float32 and keep steps far below bf16's resolution."""
-    one, many = played[1]["half"], played[size]["half"]
+    one, many = played[1][name], played[size][name]
     assert flat(many.before) == pytest.approx(flat(one.before), abs=0.05)
     for own, theirs in zip(one.metrics, many.metrics, strict=True):
         assert theirs.loss == pytest.approx(own.loss, abs=0.01)
@@ -142,7 +153,7 @@ def test_half_precision_is_that_of_one_process(played: Played, size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [*SIZES, 0])
-@pytest.mark.parametrize("name", ["policy", "critic"])
+@pytest.mark.parametrize("name", ["policy", "critic", "adapters"])
 def test_training_goes_on_in_another_number_of_processes(played: Played, size: int, name: str) -> None:
     """What is found is what was left, the update on it is the one that one process alone makes of the same files."""
     before = {2: 1, 4: 2, 0: 4}[size]

@@ -10,28 +10,14 @@ from typing import Any
 
 import pytest
 
+from termrsi import weights
 from termrsi.config.schema import ModelConfig
 from termrsi.errors import EngineError, WeightsError
 from termrsi.fakes import FakeCritic
-from termrsi.model.checkpoint import tiny_model
 from termrsi.ports import Critic
-from termrsi.records import Sample
+from termrsi.records import Sample, WeightsVersion
 
 ray = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[Any]:  # Any: the module
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 CONFIG = ModelConfig(threads=1, critic_layers=1, micro_tokens=64)
@@ -88,7 +74,6 @@ async def test_a_refit_is_an_affine_map_of_every_value(make_critic: Callable[[],
 
 @ray
 async def test_the_policy_learns_and_publishes(ray_here: Any, tiny: str, tmp_path: Path) -> None:
-    from termrsi import weights
     from termrsi.actors.model_host import PolicyActor, RayPolicy
 
     policy = RayPolicy(PolicyActor.options(num_cpus=0.1).remote(tiny, CONFIG))
@@ -100,12 +85,44 @@ async def test_the_policy_learns_and_publishes(ray_here: Any, tiny: str, tmp_pat
     assert (await policy.fit(batch(), 1e-3)).loss > 0
     published = await policy.publish()
     assert published.checksum != start
-    packed = await published.handle[0]  # type: ignore[index]  # a list of one object reference
-    assert weights.checksum(packed) == published.checksum
+    assert await policy.checksum() == published.checksum
+    assert weights.checksum(weights.facts_of(await everything(published))) == published.checksum
     assert await policy.save(str(tmp_path / "saved")) == await policy.checksum()
     await policy.load(tiny)
     assert await policy.checksum() == start
     assert await policy.load(str(tmp_path / "saved")) != start
+    ray_here.kill(policy.actor)
+
+
+async def everything(published: WeightsVersion) -> weights.PackedState:
+    from termrsi.actors.engine_weights import Fetcher
+
+    assert isinstance(published.handle, weights.Stored)
+    return await Fetcher(published.handle)(list(published.handle.facts))
+
+
+@ray
+async def test_what_did_not_change_is_not_put_again(ray_here: Any, tiny: str) -> None:
+    """A second publication without an update puts nothing; one after an update what changed; each is whole to who takes it."""
+    from termrsi.actors.model_host import PolicyActor, RayPolicy
+
+    policy = RayPolicy(PolicyActor.options(num_cpus=0.1).remote(tiny, CONFIG), bucket_bytes=40_000)
+    first, again = await policy.publish(), await policy.publish()
+    assert isinstance(first.handle, weights.Stored)
+    assert isinstance(again.handle, weights.Stored)
+    assert len(first.handle.parts) > 2
+    assert [part.reference for part in again.handle.parts] == [part.reference for part in first.handle.parts]
+    assert (again.version, again.checksum) == (first.version + 1, first.checksum)
+    versions = [again]
+    for _ in range(4):
+        await policy.update(batch(), {"kind": "ppo", "anchor": "current"}, 1e-7)
+        versions.append(await policy.publish())
+        stored = versions[-1].handle
+        assert isinstance(stored, weights.Stored)
+        assert stored.put_bytes <= 3 * stored.size_bytes  # what nobody needs is given up in time
+    assert len({version.checksum for version in versions}) > 1
+    for version in (first, *versions):
+        assert weights.checksum(weights.facts_of(await everything(version))) == version.checksum
     ray_here.kill(policy.actor)
 
 

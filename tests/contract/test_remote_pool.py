@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions, _pack, _unpack
+from termrsi.actors.archives import pack, unpack
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.errors import SandboxError
 from termrsi.records import EnvironmentSpec, TaskSpec
 
@@ -32,7 +34,7 @@ def actor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:  # Any: Ra
 @pytest_asyncio.fixture
 async def pool(actor: Any) -> AsyncIterator[RemotePool]:
     """Both places are free again after each test."""
-    pool = RemotePool(actor)
+    pool = RemotePool([actor])
     yield pool
     async with asyncio.timeout(SOON_S):
         for sandbox in await asyncio.gather(pool.lease(TASK), pool.lease(TASK)):
@@ -91,4 +93,4 @@ def test_archives_are_read_by_every_python_that_is_allowed(tmp_path: Path, monke
     monkeypatch.setattr(tarfile.TarFile, "extractall", old)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "f").write_text("x")
-    assert (_unpack(_pack(tmp_path / "in"), tmp_path / "out") / "f").read_text() == "x"
+    assert (unpack(pack(tmp_path / "in"), tmp_path / "out") / "f").read_text() == "x"

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def _metrics(run: Path) -> dict[str, list[dict]]:
         figures = json.loads(line)
         stages.setdefault(figures.pop("stage"), []).append(figures)
     return stages
+
+
+def _not_in_the_table(run: Path) -> set[str]:
+    """Files of a run that the README's table of run directories does not name."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text.partition("holds:\n")[2].partition("\n\n**Data sets.**")[0]
+    cells = [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    named = [name.replace("<name>", "*") for row in cells for name in row]
+    files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    patterns = [pattern for name in named for pattern in (name, f"{name}/*", f"stages/*/{name}", f"stages/*/{name}/*")]
+    return {file for file in files if not any(fnmatch(file, pattern) for pattern in patterns)}
 
 
 def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
@@ -52,6 +65,14 @@ def test_help_names_the_experiments_and_imports_nothing_heavy() -> None:
         (["nonsense"], "unknown command 'nonsense'"),
         (["tasks", "list"], "and the path of a directory of tasks"),
         (["report"], "needs a run directory, or several"),
+        (["report", "nosuch"], "no run directory at 'nosuch'"),
+        (["report", "errors", "nosuch"], "no run directory at 'nosuch'"),
+        (["report", "errors", "nosuch", "stage=errors"], "no run directory at 'nosuch'; valid: "),
+        (["tasks", "check", ".", "mutants=3"], "mutants= is an option of tasks audit"),
+        (["experiment=terminal_rsi", "model.max_model_len=9000"], "model.max_model_len=9000 exceeds the 8192 positions"),
+        (["experiment=terminal_rsi", "stages.rpr_1.steps=0"], "stages.rpr_1.steps=0 is too small"),
+        (["experiment=reterm", "model.max_model_len=2048", "cluster.gpus_learner=64"], "and this machine has"),
+        (["experiment=reterm", "scale=dry", "stage=sft"], "stage 'sft' reads 'recovery', which has not been run"),
         (["plan", "experiment=rsr", "price=free"], "price is 'free'"),
         (["plan", "experiment=rsr", "cluster=node", "cluster.generators=80"], "do not hold that"),
         (["experiment=terminal_rsi", "cluster.nodes=1", "cluster.cpus=2"], "1 x 2 CPUs do not hold that"),
@@ -64,6 +85,29 @@ def test_bad_input_gets_one_line_and_a_code_of_2(arguments: list[str], part: str
     assert done.returncode == 2, done.stderr
     assert part in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("there", "part"), [("file", "run: is not a directory"), ("file/run", "file is not a directory")])
+def test_a_run_directory_that_cannot_be_is_one_line(there: str, part: str, tmp_path: Path) -> None:
+    place = tmp_path / there.replace("file", "run")
+    (tmp_path / "run").write_text("mine")
+    done = _run("experiment=reterm", "scale=dry", f"run_dir={place}", env={"TERMRSI_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 2
+    assert part.replace("file", f"{tmp_path}/run") in done.stderr or part in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_run_directory_that_may_only_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    termrsi = f"{' '.join(COMMAND)} experiment=reterm scale=dry run_dir={tmp_path}/run"
+    script = f"mount -t tmpfs -o ro disk {tmp_path}/run && exec env TERMRSI_CACHE={tmp_path}/cache {termrsi}"
+    done = _in_namespace(script, "--mount")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines() == [
+        f"termrsi: ConfigError: {tmp_path}/run: cannot be written; give run_dir=DIR, where this user may write"
+    ]
 
 
 def _in_namespace(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +155,9 @@ def test_a_dry_pipeline_writes_ledger_and_records(tmp_path: Path) -> None:
     assert versions["torch"] != "not installed"
     assert "stages" in (tmp_path / "run" / "config.yaml").read_text()
     assert "| base_eval |" in (tmp_path / "run" / "ledger.md").read_text()
+    assert _not_in_the_table(tmp_path / "run") == set()
+    done_lines = [line for line in done.stderr.splitlines() if "stage rpr_1 done:" in line]
+    assert [line.count("retained") for line in done_lines] == [1]
     watched = {"stop/done", "stop/dropped", "early_failure", "reward/files", "checks/data", "advantage_var/turns_left_0"}
     names = {stage: set().union(*lines) for stage, lines in _metrics(tmp_path / "run").items()}
     for stage in ("warmup", "rpr_1", "rpr_2"):
@@ -178,9 +225,12 @@ def test_synthesis_goes_on_item_by_item_and_is_trained_on(tmp_path: Path) -> Non
 def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     arguments = ("experiment=reterm", "scale=dry", f"run_dir={tmp_path}/run")
     assert _run(*arguments).returncode == 0
-    done = _run(*arguments, "seed=1")
+    before = sorted(path for path in (tmp_path / "run").rglob("*"))
+    done = _run(*arguments, "seed=1", "limits.max_turns=3")
     assert done.returncode == 2
-    assert "another configuration" in done.stderr
+    assert "stage 'base_eval'" in done.stderr
+    assert "another configuration: limits.max_turns=4, now 3, seed=0, now 1; take another run_dir" in done.stderr
+    assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
 
 
 def test_a_changed_task_pool_is_refused(tmp_path: Path) -> None:
@@ -202,7 +252,8 @@ def test_a_stage_on_other_inputs_is_another_stage(tmp_path: Path) -> None:
     assert _run(*arguments).returncode == 0
     done = _run(*arguments, "stage=final_eval", "stages.sft.lr=1e-3")
     assert done.returncode == 2
-    assert "another configuration" in done.stderr
+    assert "another configuration: stages.sft.lr=" in done.stderr
+    assert ", now 0.001; take" in done.stderr
 
 
 def test_wandb_offline_writes_its_run(tmp_path: Path) -> None:
@@ -286,9 +337,10 @@ def test_error_analysis_is_added_by_overrides_and_goes_on_where_it_was_stopped(t
     assert "Errors of final_eval: 12 runs judged" in table.stdout
     assert "final_eval less base_eval, paired by task" in table.stdout
     assert "errors less errors" in _run("report", "errors", str(run), "stage=errors", "against=errors").stdout
-    for words in ((), ("stage=sft",), ("stage=errors", "of=sft"), ("errors",)):
+    option = "it takes stage=, against="
+    for words, told in ((), "analyse"), (("stage=sft",), "analyse"), (("stage=errors", "of=sft"), option), (("errors",), option):
         refused = _run("report", "errors", str(run), *words)
-        assert (refused.returncode, "analyse" in refused.stderr) == (2, True)
+        assert (refused.returncode, told in refused.stderr) == (2, True)
     # Killed half-way through the fifth line: the first four stay as they are, and nothing is set aside.
     whole = (folder / "judgements.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "manifest.json").unlink()

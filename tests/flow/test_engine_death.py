@@ -41,13 +41,14 @@ async def test_a_killed_engine_comes_back_with_the_newest_weights(embedded: Path
         if name.endswith("layers.0.mlp.down_proj.weight"):
             tensor.zero_()  # so that other tokens are the likeliest
     packed = weights.pack(state)
-    told = weights.meta(packed)
+    facts = weights.facts_of(packed)
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     prompt = [5 + (7 * k) % 4000 for k in range(20)]
     async with asyncio.timeout(BACK_S):
         first = await engines.generate(prompt, greedy)
         engines.watch()
-        await engines.pull(WeightsVersion("policy", 3, told.checksum, [ray.put(packed)], told.size_bytes))
+        stored = weights.merge(facts, [(ray.put(packed), list(packed))], None)
+        await engines.pull(WeightsVersion("policy", 3, weights.checksum(facts), stored, stored.size_bytes))
         before = await engines.generate(prompt, greedy)
         assert before.ids != first.ids
         for victim in ("engine", "actor"):

@@ -15,7 +15,8 @@ import ray
 
 from termrsi import setup
 from termrsi.actors.metrics import RayMeter
-from termrsi.actors.sandboxes import RemotePool, SandboxActor, SandboxOptions
+from termrsi.actors.remote_pool import RemotePool
+from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
 from termrsi.config.load import load
 from termrsi.errors import SandboxError
 from termrsi.pipeline import Pipeline
@@ -99,7 +100,7 @@ async def test_sandboxes_are_told_to_prometheus(port: int, tmp_path: Path) -> No
     cache, state = str(tmp_path / "cache"), str(tmp_path / "state")
     options = SandboxOptions("local", 2, 256, 64, 64, network=False, run="seen", cache_dir=cache, state_dir=state)
     actor: Any = SandboxActor.options(num_cpus=0.1, max_concurrency=10).remote(options)  # Any: Ray's handles are untyped
-    pool = RemotePool(actor)
+    pool = RemotePool([actor])
     async with asyncio.timeout(SOON_S):
         first, second = await asyncio.gather(pool.lease(TASK), pool.lease(TASK))
         assert (await first.run("echo x")).output == "x\n"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from termrsi.config.choices import RefitValueHead
+from termrsi.config.choices import Admission, RefitValueHead
 from termrsi.config.stages import (
     GrpoConfig,
     PolicyOptimConfig,
@@ -32,6 +32,7 @@ from termrsi.records import Completion, Sample, SamplingParams, UpdateMetrics, W
 from termrsi.stages import checkpoints, grpo, reterm, rpr, rsr, sft, warmup_critic
 from termrsi.stages.base import Context, StageResult
 from termrsi.stages.finished import FinishedRollouts
+from termrsi.stages.rollin import GroupDraw
 from tests.stage_bench import Bench, lines
 
 KILLS = int(os.environ.get("TERMRSI_KILLS", "20"))  # of each stage
@@ -60,7 +61,7 @@ STAGES: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
     "sft": lambda ctx: sft.run(ctx, SftConfig(data="rsr", batch=3, validate_k=1, lr=1e-5)),
     "warmup_critic": lambda ctx: warmup_critic.run(ctx, WarmupCriticConfig(tasks_per_step=5, checks=6)),
     "rpr": lambda ctx: rpr.run(ctx, rpr_config(refit_value_head=RefitValueHead.affine)),
-    "grpo": lambda ctx: grpo.run(ctx, grpo_config(only_contrast=True)),
+    "grpo": lambda ctx: grpo.run(ctx, grpo_config(replace_zero_variance=2)),
     "reterm": lambda ctx: reterm.run(ctx, reterm_config()),
     "rolled_back": lambda ctx: rpr.run(ctx, rpr_config(retention=BACK)),
     "requeued": lambda ctx: reterm.run(ctx, reterm_config(pop=False, requeue_recovery_failures=True, checkpoint_every=2)),
@@ -69,8 +70,14 @@ AHEAD: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
     "rpr": lambda ctx: rpr.run(ctx, rpr_config(max_staleness=1)),
     "grpo": lambda ctx: grpo.run(ctx, grpo_config(max_staleness=2, checkpoint_every=2)),
     "reterm": lambda ctx: reterm.run(ctx, reterm_config(max_staleness=1)),
+    "oversampled": lambda ctx: grpo.run(ctx, grpo_config(max_staleness=1, oversample=2)),
+    "first": lambda ctx: grpo.run(ctx, grpo_config(max_staleness=2, oversample=2, admission=Admission.first)),
 }
-FAMILIES = {"stages": STAGES, "ahead": AHEAD}
+REPLACED: dict[str, Callable[[Context], Coroutine[Any, Any, StageResult]]] = {
+    "replaced": lambda ctx: grpo.run(ctx, grpo_config(max_staleness=1, oversample=2, replace_zero_variance=2)),
+}
+TIMED = ("busy/", "step_seconds", "waiting", "prompt_cached")  # of a step: how it went, not what it did
+FAMILIES = {"stages": STAGES, "ahead": AHEAD, "replaced": REPLACED}
 
 
 @dataclass
@@ -255,7 +262,8 @@ def curve(root: Path) -> dict[float, dict[str, float]]:
     steps: dict[float, dict[str, float]] = {}
     for figures in lines(root / "log.jsonl"):
         if "step" in figures and "validation" not in figures:
-            steps[figures["step"]] = steps.get(figures["step"], {}) | figures
+            what = {name: value for name, value in figures.items() if not name.startswith(TIMED)}
+            steps[figures["step"]] = steps.get(figures["step"], {}) | what
     return steps
 
 
@@ -332,6 +340,54 @@ def test_ahead_of_the_learner_each_prompt_is_trained_once(kind: str, tmp_path: P
         assert len(found) == len(set(found))
         assert fixed(root) == expected
         assert [p.name for p in (root / "snapshots").iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["grpo", "oversampled"])
+def test_ahead_of_the_learner_a_step_is_of_the_prompts_that_were_drawn_for_it(kind: str, tmp_path: Path) -> None:
+    """Whoever finishes first, and however often it is killed: the order is that in which groups are begun."""
+    found, calls = [], 0
+    for share in (0.0, 0.7, 0.35):
+        root = tmp_path / str(share)
+        root.mkdir()
+        if share:
+            assert played(root, kind, int(share * calls), "ahead") == -signal.SIGKILL
+        assert played(root, kind, family="ahead") == 0
+        calls = calls or json.loads((root / "result.json").read_text())["calls"]
+        found.append(trained(root, kind))
+    assert len(found[0]) == 5
+    assert found[1:] == found[:1] * 2
+
+
+def test_groups_that_were_replaced_are_consumed_once(tmp_path: Path) -> None:
+    """Which are replaced is the policy's doing; all that a run looks at is the beginning of its stream of prompts."""
+    calls, draw = 0, random.Random("kills of what is replaced")
+    for life in range(3):
+        root = tmp_path / str(life)
+        root.mkdir()
+        for _ in range(4 * bool(calls)):
+            assert played(root, "replaced", draw.randint(1, calls // 4), "replaced") == -signal.SIGKILL
+        assert played(root, "replaced", family="replaced") == 0
+        calls = json.loads((root / "result.json").read_text())["calls"]
+        steps = [line["value"] for line in lines(root / "replaced" / checkpoints.LINES)]
+        refused = [int(slot.rpartition("/")[2]) for step in steps for slot in step["refused"]]
+        assert len(refused) == len(set(refused)) > 0
+        stream = asyncio.run(drawn(root / "stream", len(refused) + 15 - missing(root)))
+        assert max(refused) < len(stream)
+        kept = [rollout for number, group in enumerate(stream) if number not in refused for rollout in group]
+        assert [rollout for step in steps for rollout in step["rollouts"]] == kept
+        refusals = json.loads((root / "result.json").read_text())["summary"]["groups_without_contrast"]
+        assert refusals == len(refused)
+
+
+def missing(root: Path) -> int:
+    return int(json.loads((root / "result.json").read_text())["summary"]["groups_missing"])
+
+
+async def drawn(root: Path, groups: int) -> list[list[str]]:
+    """The episodes of the first groups of the stage, in the order of the stream."""
+    root.mkdir()
+    draw = GroupDraw(Bench(root).ctx("replaced"), 3, 3, 1.0)
+    return [[spec.id for spec in await draw(number)] for number in range(groups)]
 
 
 def killed_late(root: Path, kind: str, calls: int) -> list[Path]:
@@ -451,15 +507,16 @@ def _small(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(sample, ids=tuple(i % 256 for i in sample.ids)) for sample in samples]
 
 
-async def real_life(root: Path, tiny: Path, stop_at: int) -> None:
+async def real_life(root: Path, tiny: Path, stop_at: int, rank: int) -> None:
     """RPR with minibatches: old log-probabilities, two optimizers with moments, a critic, rollouts."""
     from termrsi.model.critic import CriticModel
+    from termrsi.model.lora import Lora
     from termrsi.model.policy import PolicyModel
 
     bench = Bench(root)
     made: Any = bench.made
     made.generator = Follows()
-    made.policy = OfPort(PolicyModel(tiny, compute="fp32", micro_tokens=8192), stop_at)
+    made.policy = OfPort(PolicyModel(tiny, compute="fp32", micro_tokens=8192, adapters=Lora(rank) if rank else None), stop_at)
     made.critic = OfPort(CriticModel(tiny, compute="fp32", micro_tokens=8192, layers=1), 0)
     bench.runner = type(bench.runner)(made)
     await bench.sync()
@@ -470,7 +527,9 @@ async def real_life(root: Path, tiny: Path, stop_at: int) -> None:
     await rpr.run(ctx, rpr_config(steps=4, critic_only_updates=1, optim=optim, critic_lr=1e-3))
 
 
-def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 4])
+def test_real_models_go_on_bit_for_bit(tmp_path: Path, rank: int) -> None:
+    """The weights themselves, or adapters of that rank."""
     from safetensors.torch import load_file
 
     from termrsi.model.checkpoint import tiny_model
@@ -479,11 +538,11 @@ def test_real_models_go_on_bit_for_bit(tmp_path: Path) -> None:
     roots = [tmp_path / "whole", tmp_path / "stopped"]
     for root in roots:
         root.mkdir()
-    asyncio.run(real_life(roots[0], tiny, 0))
+    asyncio.run(real_life(roots[0], tiny, 0, rank))
     for stop_at in (2, 3, 4):  # in step 1, in the second step of the next life, in the second of the last
         with pytest.raises(Stopped):
-            asyncio.run(real_life(roots[1], tiny, stop_at))
-    asyncio.run(real_life(roots[1], tiny, 0))
+            asyncio.run(real_life(roots[1], tiny, stop_at, rank))
+    asyncio.run(real_life(roots[1], tiny, 0, rank))
     whole, stopped = (curve(root) for root in roots)
     assert list(whole) == [1, 2, 3, 4]
     assert len({figures["loss"] for figures in whole.values()}) == 4

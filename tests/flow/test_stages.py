@@ -571,6 +571,36 @@ async def test_reterm_frees_what_its_queue_pushes_out_and_takes_the_newest(bench
     assert bench.nothing_is_held()
 
 
+@pytest.mark.parametrize("pop", [True, False])
+async def test_reterm_drops_the_points_that_were_lost_with_their_node(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pop: bool
+) -> None:
+    """What the first step left is lost before the second one draws; what the second leaves is started from in the third."""
+    await bench.use(FakeSkill(solve=-50.0, half=50.0))
+    push = bench.made.queue.push
+    lost: list[str] = []
+
+    async def loses(points: Sequence[RecoveryPoint]) -> list[RecoveryPoint]:
+        if not lost:
+            lost.extend(point.id for point in points)
+            for point in points[:-1]:
+                del bench.made.pool.world.snapshots[point.snapshot.handle]
+        return await push(points)
+
+    monkeypatch.setattr(bench.made.queue, "push", loses)
+    ctx = bench.ctx("reterm")
+    await reterm.run(ctx, reterm_config(steps=3, recovery_groups=3, pop=pop))
+    drawn = {spec.recovery.id for spec in bench.runner.specs if spec.recovery}
+    assert drawn.isdisjoint(lost[:-1])
+    assert lost[-1] in drawn, "what is still there is started from"
+    assert [entry["recovery_groups"] for entry in json.loads((ctx.out / "steps.json").read_text())] == [0, 1, 3]
+    assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
+        "reterm: 3 of 4 restart points are dropped: their snapshots are gone"
+    ]
+    assert ctx.costs.dropped == 0
+    assert bench.nothing_is_held()
+
+
 async def test_reterm_learns_inside_each_group_and_raises_success(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
     before = await bench.mean("before")
@@ -628,8 +658,11 @@ async def test_grpo_raises_success(bench: Bench, loss: Loss) -> None:
 async def test_groups_without_contrast_are_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
     optim = PolicyOptimConfig(lr=1e-12, tis_cap=0.0)
-    result = await grpo.run(bench.ctx("grpo"), grpo_config(loss=Loss.dppo, normalise=False, only_contrast=True, optim=optim))
-    assert int(result.summary["groups_without_contrast"] or 0) >= sum(bench.logged("refused_groups")) > 0
+    result = await grpo.run(bench.ctx("grpo"), grpo_config(loss=Loss.dppo, normalise=False, replace_zero_variance=40, optim=optim))
+    assert int(result.summary["groups_without_contrast"] or 0) == sum(bench.logged("refused_groups")) > 0
+    assert sum(bench.logged("missing_groups")) == result.summary["groups_missing"] == 0
+    refused = bench.logged("refused_groups")
+    assert bench.logged("replaced") == [pytest.approx(n / (n + 4)) for n in refused]
     for batch in recorder.batches:
         groups: dict[str, set[float]] = {}
         for sample in batch:
@@ -641,9 +674,18 @@ async def test_groups_without_contrast_are_replaced(bench: Bench, monkeypatch: p
 
 async def test_groups_that_never_differ_end_the_stage(bench: Bench) -> None:
     await bench.use(NEVER)
-    with pytest.raises(StageError, match="40 groups in a row had equal rewards"):
-        await grpo.run(bench.ctx("grpo"), grpo_config(only_contrast=True))
+    with pytest.raises(StageError, match="all 14 groups of a step had equal rewards"):
+        await grpo.run(bench.ctx("grpo"), grpo_config(replace_zero_variance=10))
     assert bench.nothing_is_held()
+
+
+async def test_a_step_replaces_no_more_groups_than_it_may(bench: Bench) -> None:
+    await bench.use(FakeSkill(solve=0.0, half=0.0))
+    config = grpo_config(steps=4, replace_zero_variance=1, optim=PolicyOptimConfig(lr=1e-12))
+    result = await grpo.run(bench.ctx("grpo"), config)
+    refused, missing = bench.logged("refused_groups"), bench.logged("missing_groups")
+    assert result.summary["groups_missing"] == sum(missing) > 0
+    assert all(r - m <= 1 for r, m in zip(refused, missing, strict=True))
 
 
 async def test_repeated_turns_are_charged_in_groups_of_equal_rewards_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

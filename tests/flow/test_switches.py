@@ -215,7 +215,7 @@ async def test_losses_against_the_sampler_raise_success(bench: Bench, loss: Loss
 
 async def test_groups_without_contrast_are_replaced_ahead_of_the_learner_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(bench, monkeypatch)
-    config = grpo_config(steps=5, only_contrast=True, max_staleness=1, optim=PolicyOptimConfig(lr=1e-12))
+    config = grpo_config(steps=5, replace_zero_variance=40, max_staleness=1, optim=PolicyOptimConfig(lr=1e-12))
     result = await grpo.run(bench.ctx("grpo"), config)
     assert int(result.summary["groups_without_contrast"] or 0) > 0
     assert 0.0 < max(bench.logged("staleness")) <= 1.0

@@ -21,14 +21,14 @@ def test_options() -> None:
     ("verb", "words", "message"),
     [
         ("show", ["row=1"], "unknown option 'row=1'; nearest: rows="),
-        ("show", ["zzz=1"], "termrsi data show FILE|RUN_DIR"),
+        ("show", ["zzz=1"], "it takes rows=, text=, tokenizer="),
         ("show", ["rows=0"], "valid: a whole number from 1 on"),
         ("show", ["text=maybe"], "valid: true or false"),
         ("show", ["text=true"], "termrsi data show: needs a tokenizer; tokenizer=DIR"),
         ("show", ["tokenizer=d"], "tokenizer has no effect; text=true"),
-        ("stats", ["rows=1"], "unknown option 'rows=1'"),
+        ("stats", ["rows=1"], "termrsi data stats: rows= is an option of data show; it takes no options"),
         ("export", [], "needs a tokenizer"),
-        ("import", ["rows=1"], "unknown option 'rows=1'"),
+        ("import", ["rows=1"], "rows= is an option of data show; it takes tokenizer="),
     ],
 )
 def test_bad_options_are_one_line(verb: str, words: list[str], message: str) -> None:

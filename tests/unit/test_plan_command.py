@@ -13,8 +13,7 @@ from termrsi.sizing.rates import Rates
 from termrsi.sizing.work import Assumed
 
 QUICK = (
-    "experiment=reterm", "cluster=node", "turns=2", "reply=20", "train_tasks=20", "stages.reterm.original_groups=2",
-    "sandbox.concurrency=4",
+    "experiment=reterm", "cluster=node", "turns=2", "reply=20", "stages.reterm.original_groups=2", "sandbox.concurrency=4",
 )  # fmt: skip
 NO_SANDBOX = ("command_s=0.0001", "verify_s=0.0001", "start_s=0.0001", "turn_s=0.0001")
 
@@ -65,7 +64,7 @@ def test_a_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "weights 0.1" in said or "weights 0.3" in said
     assert "Nothing below was measured on this cluster" in said
     assert "given" in said, "what the user set is not told as assumed"
-    assert all(name in said for name in ("base_eval", "recovery", "sft", "reterm", "final_eval", "GPU hours", "cost", "busiest"))
+    assert all(name in said for name in ("base_eval", "recovery", "sft", "reterm", "final_eval", "GPU hours", "cost", "bound by"))
 
 
 def test_a_plan_for_programs_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +81,61 @@ def test_a_plan_for_programs_adds_up(capsys: pytest.CaptureFixture[str]) -> None
     assert plan["assumptions"]["learn_share"]["source"] == "assumed"
     (loop,) = [one for one in plan["stages"] if one["step_s"]]
     assert loop["parts_s"]["generation"] <= loop["step_s"]
-    assert loop["bottleneck"] in ("generation", "learning", "weights")
+    assert loop["bottleneck"] in ("generation", "learning", "weights", "sandboxes")
+    assert loop["parts_s"]["sandboxes"] * 4 == pytest.approx(loop["parts_s"]["commands"] + loop["parts_s"]["verification"])
+    assert loop["with_a_sandbox_for_each_s"] < loop["step_s"]
+
+
+def test_few_sandboxes_with_slow_commands_are_what_a_step_is_bound_by(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    slow = ("command_s=5", "verify_s=20")
+    for name, more in {"few": ("sandbox.concurrency=2", *slow), "enough": ("sandbox.concurrency=500", *slow)}.items():
+        assert main(["plan", *QUICK[:-1], "json=true", *more]) == 0
+        (found[name],) = [one for one in json.loads(capsys.readouterr().out)["stages"] if one["step_s"]]
+    assert found["few"]["bottleneck"] == "sandboxes"
+    assert found["few"]["with_a_sandbox_for_each_s"] == found["enough"]["step_s"] == found["enough"]["with_a_sandbox_for_each_s"]
+    assert found["few"]["step_s"] > 3 * found["enough"]["step_s"]
+    assert main(["plan", *QUICK[:-1], "json=true", "sandbox.concurrency=500", "reply=40", *NO_SANDBOX]) == 0
+    (quick,) = [one for one in json.loads(capsys.readouterr().out)["stages"] if one["step_s"]]
+    assert quick["bottleneck"] != "sandboxes"
+
+
+def test_what_the_configuration_says_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *QUICK, "json=true"]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert told["train_tasks"] == {"value": 96, "source": "the bundled suite"}
+    assert told["turns"] == {"value": 2.0, "source": "given"}
+    assert told["command_s"]["source"] == "assumed", "a second is below the limit"
+    assert told["observation"] == {"value": 100.0, "source": "limits.observation_chars"}
+    assert told["prompt"]["source"].startswith("the bundled suite")
+    assert 50 < told["prompt"]["value"] < 500
+
+
+def test_a_directory_of_tasks_is_counted_where_it_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("train",) * 5 + ("validation", "heldout")):
+        folder = tmp_path / "corpus" / f"task-{number}"
+        (folder / "tests").mkdir(parents=True)
+        (folder / "environment").mkdir()
+        (folder / "environment" / "Dockerfile").write_text("FROM scratch\n")
+        (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+        (folder / "task.toml").write_text(f'version = "1.0"\n[metadata]\nsplit = "{name}"\n')
+        (folder / "instruction.md").write_text(f"Make file {number}. {'More of it. ' * 400}")
+    words = ("tasks=directory", "json=true", *QUICK)
+    assert main(["plan", f"tasks.path={tmp_path / 'corpus'}", *words]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert told["train_tasks"] == {"value": 5, "source": "the tasks in corpus"}
+    assert 1200 < told["prompt"]["value"] < 1500
+    assert main(["plan", f"tasks.path={tmp_path / 'corpus'}", "train_tasks=70", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["assumptions"]["train_tasks"] == {"value": 70, "source": "given"}
+    (tmp_path / "empty").mkdir()
+    assert main(["plan", f"tasks.path={tmp_path / 'empty'}", *words]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert (told["train_tasks"]["source"], told["prompt"]["source"]) == ("assumed", "assumed")
+
+
+def test_a_number_that_the_suite_has_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *QUICK, "train_tasks=20"]) == 2
+    assert "train_tasks has no effect on the bundled suite" in capsys.readouterr().err
 
 
 def test_more_of_a_machine_is_less_time(capsys: pytest.CaptureFixture[str]) -> None:

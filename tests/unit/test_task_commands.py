@@ -31,33 +31,61 @@ def collection(tmp_path: Path) -> Path:
 
 
 def test_options() -> None:
-    found = Options.of(["strict=true", "backend=docker", "attempts=3", "jobs=2", "run=false"])
+    found = Options.of("check", "tasks", ["strict=true", "backend=docker", "attempts=3", "jobs=2", "run=false"])
     assert (found.strict, found.backend, found.attempts, found.jobs, found.run) == (True, "docker", 3, 2, False)
-    assert Options.of([]) == Options()
+    assert Options.of("list", "tasks", []) == Options()
+    assert Options.of("show", "bundled", ["levels=1,2", "seeds=2"]) == Options(levels="1,2", seeds=2)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("verb", "words", "message"),
     [
-        (["strikt=true"], "unknown option 'strikt=true'; nearest: strict="),
-        (["strict"], "nearest: strict="),
-        (["zzz=1"], "termrsi tasks list|show|check|kit|audit PATH"),
-        (["mutant=3"], "nearest: mutants="),
-        (["mutants=0"], "whole number from 1 on"),
-        (["network=public"], "valid: none or host"),
-        (["network=host", "backend=gvisor"], "the gvisor backend has no network"),
-        (["levels=1,x"], "whole numbers with commas between"),
-        (["strict=maybe"], "valid: true or false"),
-        (["attempts=0"], "whole number from 1 on"),
-        (["attempts=-1"], "whole number"),
-        (["jobs=many"], "whole number"),
+        ("list", ["strikt=true"], "termrsi tasks list: unknown option 'strikt=true'; nearest: strict="),
+        ("list", ["strict"], "nearest: strict="),
+        ("list", ["zzz=1"], "it takes strict=, levels=, families=, seeds="),
+        ("list", ["jobs=2"], "termrsi tasks list: jobs= is an option of tasks check, tasks audit; it takes strict="),
+        ("check", ["mutants=2"], "mutants= is an option of tasks audit"),
+        ("kit", ["backend=docker"], "backend= is an option of tasks check, tasks audit; it takes strict=, out=, python="),
+        ("audit", ["attempts=2"], "attempts= is an option of tasks check"),
+        ("check", ["seeds=3"], "seeds= chooses among the bundled suite, and has no effect on 'PATH'"),
+        ("audit", ["mutant=3"], "nearest: mutants="),
+        ("audit", ["mutants=0"], "whole number from 1 on"),
+        ("audit", ["network=public"], "valid: none or host"),
+        ("audit", ["network=host", "backend=gvisor"], "the gvisor backend has no network"),
+        ("check", ["backend=podman"], "backend is 'podman'; valid: local or docker or gvisor"),
+        ("list", ["strict=maybe"], "valid: true or false"),
+        ("check", ["attempts=0"], "whole number from 1 on"),
+        ("check", ["attempts=-1"], "whole number"),
+        ("check", ["jobs=many"], "whole number"),
     ],
 )
-def test_bad_options_are_one_line(words: list[str], message: str) -> None:
+def test_bad_options_are_one_line(verb: str, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Options.of(words)
+        Options.of(verb, "PATH", words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_levels_are_numbers() -> None:
+    with pytest.raises(ConfigError, match="whole numbers with commas between"):
+        Options.of("list", "bundled", ["levels=1,x"])
+
+
+def test_the_bundled_suite_is_a_path_like_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMRSI_CACHE", str(tmp_path))
+    assert task_commands.run(["list", "bundled", "families=copy,move", "seeds=2"]) == 0
+    assert "4 tasks, 0 refused" in capsys.readouterr().out
+    assert task_commands.run(["show", "bundled", "families=copy", "seeds=1", "levels=2"]) == 0
+    assert "level, split" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["list", "show", "check", "kit", "audit"])
+def test_a_directory_without_a_task_is_bad_input_to_each(verb: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no task in it; a task directory holds") as caught:
+        task_commands.run([verb, str(tmp_path)])
+    assert caught.value.where == str(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [[], ["list"], ["show"], ["lsit", "."], ["list", "strict=true"], ["list", "/nowhere"]])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from termrsi.errors import ConfigError
-from termrsi.tasks.bundled import data, files, repair, system, text
+from termrsi.tasks.bundled import data, files, folders, repair, system, text
 from termrsi.tasks.bundled.recipe import Draw, Maker, Recipe
 from termrsi.tasks.bundled.words import SPLITS
 from termrsi.tasks.bundled.write import Label, write
@@ -19,7 +19,9 @@ from termrsi.tasks.bundled.write import Label, write
 LEVELS = (1, 2, 3)
 SEEDS_PER_SPLIT = 1_000_000
 OF_FIVE = ("train", "train", "train", "validation", "heldout")  # whose each wording of a recipe is, again and again
-RECIPES: dict[str, tuple[Maker, Maker, Maker]] = files.RECIPES | text.RECIPES | data.RECIPES | system.RECIPES | repair.RECIPES
+RECIPES: dict[str, tuple[Maker, Maker, Maker]] = {
+    family: makers for part in (files, folders, text, data, system, repair) for family, makers in part.RECIPES.items()
+}
 
 
 def families() -> tuple[str, ...]:

@@ -39,5 +39,16 @@ async def test_nothing_is_reserved_where_nothing_is_said_of_nodes() -> None:
     made.release()
 
 
+def test_several_nodes_of_sandboxes_stand_apart() -> None:
+    several = groups("cluster.sandbox_nodes=3")
+    (found,) = [group for group in several if group.name == "sandboxes"]
+    assert placement.bundles(found, "sandbox") == [{"CPU": 0.1, "sandbox": 256}] * 3
+    assert found.spread
+    said = placement.shortage(several, "sandbox", THERE)
+    assert said == "the run asks for 768 sandbox (sandboxes 768), and the cluster has 512"
+    made = Placement(load((*FULL, "cluster.sandbox_nodes=3")))
+    assert made.sandbox_resources() == {"resources": {"sandbox": 256}, "scheduling_strategy": "SPREAD"}
+
+
 def test_sandboxes_ask_for_their_nodes() -> None:
     assert Placement(load(FULL)).sandbox_resources() == {"resources": {"sandbox": 256}}

@@ -228,7 +228,7 @@ PUBLISHED: dict[str, dict[str, object]] = {
         "stages.dppo.groups": 8,
         "stages.dppo.group_size": 32,
         "stages.dppo.normalise": False,
-        "stages.dppo.only_contrast": True,
+        "stages.dppo.replace_zero_variance": 80,
         "stages.dppo.max_staleness": 4,
         "stages.dppo.loss": "dppo",
         "stages.dppo.optim.lr": 1e-6,

@@ -161,12 +161,55 @@ def test_a_wrong_type_is_refused_by_name(override: str, part: str) -> None:
         ("stages.sft_1.epochs=0", "epochs=0"),
         ("stages.base_eval.k=0", "k=0"),
         ("logger.wandb=sometimes", "sometimes"),
+        ("cluster.sandbox_nodes=2", "2 nodes for sandboxes, and nothing keeps two actors from standing on one"),
     ],
 )
 def test_a_value_out_of_range_is_refused(override: str, part: str) -> None:
     error = refusal(*BASE, override)
     assert part in str(error)
     assert "valid" in error.valid
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("stages.rpr_1.steps=0", "stages.rpr_1.steps=0 is too small; valid: 1 or more"),
+        ("stages.rpr_2.optim.minibatches=0", "stages.rpr_2.optim.minibatches=0 is too small; valid: 1 or more"),
+        ("stages.rpr_1.credit.lam=1.5", "stages.rpr_1.credit.lam=1.5; valid: 0 to 1"),
+        ("stages.rsr_2.harnesses=[]", "stages.rsr_2.harnesses: no harness to discover with; name at least one"),
+        ("stages.final_eval.split=all", "stages.final_eval.split: 'all' is unknown; valid: train, validation, heldout"),
+        ("stages.rpr_2.reward.delta=0.7", "stages.rpr_2.reward: beta + delta = 1.1; at most 1, so that a reward is at most 1"),
+        ("limits.max_turns=0", "limits.max_turns=0 is too small; valid: 1 or more"),
+        ("cluster.gpus_learner=1.5", "cluster.gpus_learner=1.5; valid: a fraction of one GPU, or a whole number"),
+        ("roles.critic.url=http://h/v1 roles.critic.model=m roles.critic.retries=-1", "roles.critic.retries=-1 is too small"),
+        ("roles.critic.url=http://h/v1 roles.critic.model=m roles.critic.key_env=a-b", "roles.critic.key_env: that is no name"),
+    ],
+)
+def test_a_refused_value_is_named_by_the_key_that_sets_it(overrides: str, message: str) -> None:
+    assert str(refusal(*BASE, *overrides.split())).startswith(message)
+
+
+def test_a_dry_run_brings_its_tasks() -> None:
+    assert str(refusal("experiment=rsr", "scale=dry", "tasks=directory")) == (
+        "tasks: scale=dry brings tasks of its own; take tasks=... and tasks.*=... away, or another scale"
+    )
+
+
+def test_adapters_and_what_has_no_effect_without_them() -> None:
+    model = load((*BASE, "model.lora_rank=16", "model.lora_alpha=16", "model.lora_targets=[q_proj,v_proj]")).model
+    assert (model.lora_rank, model.lora_alpha, model.lora_targets) == (16, 16.0, ["q_proj", "v_proj"])
+    for key, value in (("lora_alpha", "16"), ("lora_targets", "[q_proj]")):
+        error = refusal(*BASE, f"model.{key}={value}")
+        assert (error.what, error.where) == (f"{key} without adapters", f"model.{key}")
+        assert "model.lora_rank" in error.valid
+    assert "lora_rank=-1" in str(refusal(*BASE, "model.lora_rank=-1"))
+    assert "lora_alpha=0" in str(refusal(*BASE, "model.lora_rank=4", "model.lora_alpha=0"))
+
+
+@pytest.mark.parametrize("name", ["offload_activations", "offload_optimizer"])
+def test_offloading_from_the_cpu_to_the_cpu_is_refused(name: str) -> None:
+    assert refusal(*BASE, f"model.{name}=true").where == f"model.{name}"
+    assert getattr(load((*BASE, f"model.{name}=true", "cluster.gpus_learner=1")).model, name)
 
 
 def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
@@ -186,6 +229,14 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rpr_1.optim.lr=0", "valid: above 0"),
         ("stages.rpr_1.optim.clip_high=0.3 stages.rpr_1.optim.minibatches=1", "a clip has no effect"),
         ("stages.rpr_1.only_contrast=true stages.rpr_1.samples_per_task=1", "no contrast"),
+        ("stages.rpr_1.oversample=1 stages.rpr_1.max_staleness=0", "oversample=1: max_staleness=0 allows 0"),
+        (
+            "stages.rpr_1.oversample=33 stages.rpr_1.max_staleness=1 stages.rpr_1.tasks_per_step=32",
+            "fewer, or a larger max_staleness",
+        ),
+        ("stages.rpr_1.oversample=-1", "oversample=-1"),
+        ("stages.rpr_1.admission=first", "a larger max_staleness"),
+        ("stages.rpr_1.admission=first stages.rpr_1.max_staleness=1 stages.rpr_1.tasks_per_step=8", "above 0 and below 8"),
         ("stages.rpr_2.reward.delta=0.7", "at most 1"),
         ("stages.rpr_1.credit.lam=1.5", "valid: 0 to 1"),
         ("stages.rsr_1.harnesses=[]", "name at least one"),
@@ -203,6 +254,10 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
             "cluster=join cluster.learner_processes=2 cluster.gpus_learner=2",
             "2 GPUs for each of 2 processes; each drives one",
         ),
+        ("cluster.weight_channel=ipc", "valid: object_store, nccl"),
+        ("cluster.weight_channel=nccl", "NCCL takes a GPU for each: gpus_generator=0 gpus_learner=0; object_store"),
+        ("cluster=colocated cluster.weight_channel=nccl", "gpus_generator=0.5 gpus_learner=0.25 colocated; object_store"),
+        ("cluster.weight_bucket_mb=0", "weight_bucket_mb=0 is too small"),
         ("cluster=join cluster.num_cpus=4", "of a Ray that the run starts itself"),
         ("scale=dry tasks.train=3", "brings tasks of its own"),
     ],

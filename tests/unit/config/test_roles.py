@@ -87,9 +87,9 @@ async def test_a_key_that_is_not_there_is_refused_at_the_start(tmp_path: Path, m
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     config: Config = load((*BASE, *PLANNER, "roles.planner.key_env=NO_SUCH_KEY"))
     with pytest.raises(ConfigError, match=r"roles\.planner\.key_env: the environment variable NO_SUCH_KEY is not set"):
-        await setup.preflight(config, tmp_path / "run")
+        await setup.preflight(config, tmp_path / "run", print)
     monkeypatch.setenv("NO_SUCH_KEY", "there")
-    await setup.preflight(config, tmp_path / "run")
+    await setup.preflight(config, tmp_path / "run", print)
 
 
 @pytest.mark.parametrize(("harness", "refused"), [("fewshot", True), ("react", False)])
@@ -100,9 +100,9 @@ async def test_a_workflow_that_no_prompt_holds_is_refused_at_the_start(
     words = ("experiment=reterm", "scale=dry", f"stages.recovery.teacher_harness={harness}", "stages.recovery.workflow=short")
     if refused:
         with pytest.raises(ConfigError, match=r"stages\.recovery\.workflow: workflow=short has no effect: 'fewshot'"):
-            await setup.preflight(load(words), tmp_path / "run")
+            await setup.preflight(load(words), tmp_path / "run", print)
         words = (*words[:-1], "stages.recovery.workflow=full")
-    await setup.preflight(load(words), tmp_path / "run")
+    await setup.preflight(load(words), tmp_path / "run", print)
 
 
 def test_every_kind_of_stage_says_which_roles_it_has() -> None:

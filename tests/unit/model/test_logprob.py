@@ -43,6 +43,28 @@ def test_no_token_and_bf16() -> None:
     assert weight.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_factors_in_bf16_lose_nothing_forward_and_little_backward(with_bias: bool) -> None:
+    """Against float64 on the same bf16 values, at temperatures other than 1."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = ((torch.randn(n, 64, generator=g) / 4).bfloat16().requires_grad_() for n in (40, 300))
+    bias = torch.randn(300, generator=g).bfloat16().requires_grad_() if with_bias else None
+    targets, upstream = torch.randint(0, 300, (40,), generator=g), torch.randn(40, generator=g)
+    temperature = torch.linspace(0.5, 2.0, 40)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    full = torch.log_softmax(torch.nn.functional.linear(*wide) / temperature.double()[:, None], 1)
+    want = full.gather(1, targets[:, None])[:, 0]
+    got, entropy = logprob.token_logprobs(hidden, weight, targets, bias, temperature)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-5)
+    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(1), rtol=0, atol=2e-5)
+    exact = torch.autograd.grad(want @ upstream.double(), wide)
+    for found, wanted in zip(torch.autograd.grad(got @ upstream, leaves), exact, strict=True):
+        assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-8
+    on_cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at import
+    assert on_cpu.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "none"
+
+
 def test_offset_and_padding_on_the_model(tiny: Path) -> None:
     """The token at t is predicted by the hidden state at t - 1, and a padded row equals the row alone."""
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()

@@ -4,7 +4,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from termrsi.report import ledger
+from termrsi.report.screen import Screen
 
 EVALUATION = {
     "tasks": 4, "k": 2, "mean_at_k": 0.5, "mean_low": 0.25, "mean_high": 0.75, "pass_at_k": 0.6,
@@ -41,6 +44,13 @@ def test_shares_of_the_wall_time_in_which_each_part_was_at_work() -> None:
         ledger.at_work(ledger.Entry("a", "rpr", {}, "", {}, costs)) == "generator 85 %, sandboxes 16 %, verifier 4 %, learner 10 %"
     )
     assert ledger.at_work(ledger.Entry("a", "rpr", {}, "", {}, {"wall_s": 200.0})) == ""
+
+
+def test_the_table_on_screen_has_the_shares_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = {"wall_s": 200.0, "generator_busy_s": 170.0, "learn_s": 20.0}
+    Screen().ledger([ledger.Entry("a", "rpr", {}, "", {}, costs), ledger.Entry("b", "sft", {}, "", {}, {"wall_s": 9.0})])
+    told = [line for line in capsys.readouterr().out.splitlines() if "at work" in line]
+    assert told == ["a, at work: generator 85 %, sandboxes 0 %, verifier 0 %, learner 10 %"]
 
 
 def test_undefined_is_not_a_number() -> None:

@@ -94,7 +94,10 @@ async def test_finished_episodes_are_told_by_what_ended_them(tmp_path: Path) -> 
 async def test_a_step_tells_its_time_its_shares_and_the_learners_rate(tmp_path: Path) -> None:
     ctx, heard = Bench(tmp_path).ctx("stage"), Heard()
     ctx.meter = heard
+    told: list[tuple[str, dict[str, float]]] = []
+    ctx.log = lambda stage, figures: told.append((stage, figures))
     times, busy = iter([100.0, 110.0]), iter([{"generator": 7.0}, {"generator": 15.0}])
+    ctx.costs.rollout_s, ctx.costs.prompt_tokens, ctx.costs.cached_tokens = 30.0, 100, 90
 
     async def next_busy() -> dict[str, float]:
         return next(busy)
@@ -104,6 +107,17 @@ async def test_a_step_tells_its_time_its_shares_and_the_learners_rate(tmp_path: 
     async with ctx.step(4):
         ctx.costs.trained_tokens += 600
         ctx.costs.learn_s += 3.0
+        ctx.costs.rollout_s += 6.5
+        ctx.costs.prompt_tokens, ctx.costs.cached_tokens = 300, 240
+    figures = {
+        "step": 4.0,
+        "step_seconds": 10.0,
+        "busy/generator": 0.8,
+        "busy/learner": 0.3,
+        "waiting": 0.65,
+        "prompt_cached": 0.75,
+    }
+    assert told == [("stage", figures)]
     assert heard.all == [
         ("step", 4, {"stage": "stage"}),
         ("step_seconds", 10.0, {"stage": "stage"}),

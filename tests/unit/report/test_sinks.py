@@ -63,7 +63,7 @@ def test_wandb_is_told_both(tmp_path: Path) -> None:
         def finish(self) -> None: ...
 
     sinks, run = Sinks(Config(), tmp_path), Run()
-    sinks._wandb = run
+    sinks._wandb = run  # type: ignore[assignment]
     sinks("rpr", {"step": 1, "reward": 0.5})
     sinks.close()
     assert run.told == {"rpr/step": 1, "rpr/reward": 0.5, "rpr/reward/mean5": 0.5}

@@ -7,21 +7,13 @@ import pytest
 import torch
 
 from termrsi.model.checkpoint import tiny_model
+from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample
 from termrsi.sizing import memory, shapes
 from termrsi.sizing.memory import GIB, Engine, Learning
+from tests.small_shape import FIELDS, SHAPE
 
-FIELDS = {
-    "model_type": "llama",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SHAPE = shapes.of(FIELDS)
 BLOCK = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128 + 2 * 64
 PARAMETERS = 2 * 64_000 + 2 * BLOCK + 64
 ONE = Learning("bf16", 1024, 512, False, False, 1)
@@ -44,6 +36,15 @@ def test_float32_masters_are_the_weights() -> None:
     found = parts(memory.policy(SHAPE, replace(ONE, compute="fp32")))
     assert (found["weights"], found["masters"]) == (0, 4 * PARAMETERS)
     assert found["activations"] == 2 * parts(memory.policy(SHAPE, ONE))["activations"]
+
+
+def test_what_is_offloaded_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "BUCKET_BYTES", 1000)
+    how = replace(ONE, offload_optimizer=True, offload_activations=True)
+    found = parts(memory.policy(SHAPE, how))
+    assert (found["masters"], found["moments"], found["gradients"]) == (1000, 2000, 4 * PARAMETERS)
+    assert found["activations"] == 1024 * (2 * 64 + SHAPE.blocks[0].kept_bytes)
+    assert parts(memory.policy(SHAPE, replace(how, processes=4)))["masters"] == PARAMETERS
 
 
 def test_processes_share_weights_and_not_activations() -> None:
@@ -71,6 +72,23 @@ def test_a_reference_has_masters_and_nothing_to_learn_with() -> None:
     found = parts(memory.reference(SHAPE, ONE))
     assert (found["weights"], found["masters"]) == (2 * PARAMETERS, 4 * PARAMETERS)
     assert not {"moments", "gradients"} & set(found)
+
+
+def test_adapters_alone_have_masters_and_moments() -> None:
+    """Of the frozen model what computes, in bf16, and neither gradients nor a gradient of the head."""
+    trained = 2 * 8 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+    found = parts(memory.policy(SHAPE, replace(ONE, lora_rank=8)))
+    wanted = {"weights": 2 * (PARAMETERS + trained), "masters": 4 * trained, "moments": 8 * trained, "gradients": 4 * trained}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["head"] == 4 * 64_000 + 3 * 64 * 2**20
+    four = parts(memory.policy(SHAPE, replace(ONE, lora_rank=8, processes=4)))
+    assert 4 * four["weights"] == found["weights"]
+    assert four["gathered"] == 4 * BLOCK + 2 * 2 * 64_000
+    reference = parts(memory.reference(SHAPE, replace(ONE, lora_rank=8)))
+    assert (reference["weights"], reference["masters"]) == (found["weights"], found["masters"])
+    fewer = parts(memory.policy(SHAPE, replace(ONE, lora_rank=8, lora_targets=("q_proj",))))
+    assert fewer["masters"] == 4 * 2 * 8 * (64 + 64)
+    assert memory.critic(SHAPE, replace(ONE, lora_rank=8)) == memory.critic(SHAPE, ONE), "a critic trains its weights"
 
 
 def test_prefixes_that_are_shared_need_a_mask() -> None:
@@ -116,19 +134,21 @@ def test_a_node_of_processors() -> None:
     assert found["policy"] == needs[1].total - memory.CONTEXT
 
 
+@pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
-def test_what_a_policy_keeps_after_an_update(compute: str, tmp_path: Path) -> None:
+def test_what_a_policy_keeps_after_an_update(compute: str, rank: int, tmp_path: Path) -> None:
     """Bytes of parameters, masters and moments as they lie in memory, each once, against the estimate."""
     directory = tiny_model(tmp_path / "tiny")
-    model = PolicyModel(directory, compute=compute)  # type: ignore[arg-type]  # one of the two
+    adapters = Lora(rank) if rank else None
+    model = PolicyModel(directory, compute=compute, adapters=adapters)  # type: ignore[arg-type]  # one of the two
     sample = Sample((1, 2, 3, 4), (0, 1, 1, 1), (0,) * 4, "r")
     model.fit([sample], 1e-5)
     masters = model._masters
     held: dict[int, torch.Tensor] = {}
-    for tensor in (*masters._parameters.values(), *masters._masters.values()):
+    for tensor in (*model._module.parameters(), *masters._masters.values()):
         held[tensor.untyped_storage().data_ptr()] = tensor
-    moments = [value for state in masters._optimizer.state.values() for value in state.values() if value.dim() > 0]
+    moments = [value for name in masters._masters for value in masters._state_of(name).values() if value.dim() > 0]
     size = sum(tensor.untyped_storage().nbytes() for tensor in (*held.values(), *moments))
-    how = Learning(compute, 1024, 512, False, False, 1)
+    how = Learning(compute, 1024, 512, False, False, 1, rank)
     found = parts(memory.policy(shapes.load(directory), how))
     assert size == found["weights"] + found["masters"] + found["moments"]

@@ -4,17 +4,8 @@ import pytest
 
 from termrsi.sizing import rates, shapes
 from termrsi.sizing.rates import SOURCES, Rates
+from tests.small_shape import FIELDS, SHAPE
 
-FIELDS = {
-    "model_type": "llama",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SHAPE = shapes.of(FIELDS)
 ONE = Rates(flops=1e6, bandwidth=1e6, decode_share=0.5, prefill_share=0.5, learn_share=0.25, network=1e6)
 MATRICES = SHAPE.parameters - 64_000  # the embedding is looked up
 

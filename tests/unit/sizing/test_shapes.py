@@ -69,6 +69,19 @@ def test_parameters_are_those_of_the_module(family: str, more: dict[str, Any]) -
         assert block.experts == sum(p.numel() for name, p in layer.named_parameters() if "mlp.experts." in name)
 
 
+@pytest.mark.parametrize(("family", "more"), MODELS)
+def test_adapters_are_those_of_the_module(family: str, more: dict[str, Any]) -> None:
+    """On every linear layer but the head, and on some."""
+    model, fields = on_nothing(family, **{**SMALL, **more})
+    shape, head = shapes.of(fields), model.get_output_embeddings()
+    layers = [(n.rpartition(".")[2], m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    assert shape.adapters(4) == sum(4 * (m.in_features + m.out_features) for _, m in layers)
+    some = sum(2 * (m.in_features + m.out_features) for name, m in layers if name in ("q_proj", "o_proj"))
+    assert shape.adapters(2, ["o_proj", "q_proj"]) == some > 0
+    with pytest.raises(ConfigError, match=r"lora_targets: no linear layer is called 'qq'.*o_proj,.*q_proj"):
+        shape.adapters(2, ["qq"])
+
+
 @pytest.mark.parametrize(
     ("family", "more", "billions"),
     [

@@ -26,7 +26,7 @@ def machine(**more: object) -> Machine:
 
 
 def times(work: Workload, machine: Machine, *staleness: int, **more: int) -> list[float]:
-    return [simulate(work, machine, max_staleness=s, **more).step_s for s in staleness]
+    return [simulate(work, machine, max_staleness=s, **more).step_s for s in staleness]  # type: ignore[arg-type]  # numbers
 
 
 def test_one_episode_on_one_engine_is_the_sum() -> None:
@@ -83,9 +83,18 @@ def test_a_long_rollout_overlaps_with_learning() -> None:
 def test_one_sequence_at_a_time_is_a_queue() -> None:
     """Twelve replies of 10 s on three engines that take one each: 40 s where they are spread evenly."""
     work = replace(ALONE, batch_groups=12, turns=Tail(1), command_s=Tail(0.0), start_s=0.0, verify_s=0.0)
-    narrow = machine(engines=3, max_num_seqs=1, hashed=False)
+    narrow = machine(engines=3, max_num_seqs=1)
     assert times(work, narrow, 0) == pytest.approx([40.0 + 10.0])
-    assert times(work, replace(narrow, hashed=True), 0)[0] > 50.0, "a hash spreads them unevenly"
+    assert times(work, replace(narrow, routing="turn"), 0) == pytest.approx([40.0 + 10.0])
+    assert times(work, replace(narrow, routing="hash"), 0)[0] > 50.0, "a hash spreads them unevenly"
+
+
+def test_a_group_stays_together_as_far_as_the_slack_goes() -> None:
+    """Eight rollouts of one group, two engines of four sequences: no more than one above the other's goes where the first went."""
+    work = replace(ALONE, group_size=8, turns=Tail(1), command_s=Tail(0.0), start_s=0.0, verify_s=0.0)
+    shared = machine(engines=2, max_num_seqs=4, step_s=lambda batch, tokens: 0.1 * batch)
+    assert simulate(work, shared, max_staleness=0).batch == pytest.approx(4.0)
+    assert simulate(work, replace(shared, max_num_seqs=64), max_staleness=0).batch == pytest.approx(8.0)
 
 
 def test_a_batch_shares_its_engine() -> None:
@@ -142,6 +151,12 @@ def test_staleness_is_never_slower_where_nothing_is_shared(seed: int) -> None:
     found = times(HEAVY, machine(engines=2, drain=False, load_s=0.0), 0, 1, 2, 4, seed=seed, warm_up=0, steps=12)
     assert found == sorted(found, reverse=True)
     assert found[0] > 1.2 * found[1]
+
+
+def test_fewer_groups_ahead_are_older_and_gain_less() -> None:
+    none, some, all_ = (simulate(HEAVY, machine(), max_staleness=s, extra=extra) for s, extra in ((0, -1), (1, 1), (1, -1)))
+    assert (none.staleness, some.staleness, all_.staleness) == (0.0, 0.25, 1.0)
+    assert none.step_s > some.step_s > all_.step_s
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

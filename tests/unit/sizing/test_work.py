@@ -44,6 +44,13 @@ def test_updates_of_a_phase_with_a_critic() -> None:
     assert one == Updates(20, 256, 1, 0, 5.0, 5.0, 0.0)
 
 
+def test_what_runs_beyond_a_step_is_part_of_its_updates() -> None:
+    changed = ("stages.dppo.oversample=2", "stages.dppo.admission=first")
+    one = found("experiment=tmax", "scale=full", *changed)["dppo"].updates
+    assert one is not None
+    assert (one.max_staleness, one.extra, one.first) == (4, 2, True)
+
+
 def test_a_loss_against_the_sampler_takes_no_pass_before(tmp_path: object) -> None:
     one = found("experiment=tmax", "scale=full")["dppo"]
     assert one.updates == Updates(500, 8, 32, 4, 4.0, 0.0, 0.0)

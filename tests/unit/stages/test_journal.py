@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from termrsi.durable import drop_half_line
 from termrsi.errors import StageError
-from termrsi.stages.journal import Journal, drop_half_line, each
+from termrsi.stages.journal import Journal, each
 
 
 def test_what_was_added_is_there_for_the_next_owner(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from termrsi.config.stages import RetentionConfig
+from termrsi.records import FinishedBatch
 from termrsi.stages import phase, retain
 from termrsi.stages.retain import Candidate
 
@@ -57,7 +58,7 @@ class Bench:
     async def sync(self) -> None:
         self.did.append("served")
 
-    async def step(self, step: int, groups: list[Any]) -> None:
+    async def step(self, step: int, taken: FinishedBatch) -> None:
         self.begun.append(self.policy.weights)
         self.policy.weights += 1
         self.critic.weights += 10
@@ -90,8 +91,8 @@ class Sampler:
     async def __aexit__(self, *error: object) -> None:
         self.did.append("ended")
 
-    async def batch(self, what: str) -> list[Any]:
-        return []
+    async def batch(self, what: str) -> FinishedBatch:
+        return FinishedBatch(())
 
     async def trained(self) -> None:
         self.did.append("trained")

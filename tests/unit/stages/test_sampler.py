@@ -1,6 +1,8 @@
 """Sampler: what is drawn when, in which order it comes out, what a lost group and an error do. Episodes end by hand here."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +11,9 @@ import pytest
 
 from termrsi.errors import EngineError, StageError
 from termrsi.queues.store import GroupStore
-from termrsi.records import EpisodeSpec, Rollout, ScoredRollout, StopReason, Verdict
+from termrsi.records import EpisodeSpec, FinishedBatch, Flow, Rollout, ScoredRollout, StopReason, Verdict
 from termrsi.stages.base import Progress
-from termrsi.stages.sampler import PATIENCE, Accept, Sampler, rollouts_of
+from termrsi.stages.sampler import Accept, Sampler, rollouts_of
 
 
 def scored(name: str) -> ScoredRollout:
@@ -34,6 +36,7 @@ class Bench:
             costs=SimpleNamespace(rollout_s=0.0),
             episodes=self._episodes,
             version=7,
+            clock=time.monotonic,
         )
 
     async def draw(self, number: int) -> Sequence[EpisodeSpec]:
@@ -55,16 +58,16 @@ class Bench:
             advance("")
         return found
 
-    def sampler(self, batches: int = 3, batch_groups: int = 2, max_staleness: int = 0, accept: Accept | None = None) -> Sampler:
-        return Sampler(
-            self.ctx,
-            self.draw,
-            batches=batches,
-            batch_groups=batch_groups,
-            max_staleness=max_staleness,
-            batch_episodes=batch_groups,
-            accept=accept,
-        )
+    def sampler(
+        self,
+        batches: int = 3,
+        batch_groups: int = 2,
+        max_staleness: int = 0,
+        accept: Accept | None = None,
+        **flow: Any,  # Any: of Flow
+    ) -> Sampler:
+        made = Flow(batch_groups, max_staleness, batches=batches, **flow)
+        return Sampler(self.ctx, self.draw, made, batch_episodes=batch_groups, accept=accept)
 
     async def until_open(self, n: int) -> None:
         async with asyncio.timeout(10):
@@ -81,8 +84,8 @@ class Bench:
         self.open[f"rpr/{number}"].set_result([scored(f"r{number}")] if ok else [])
 
 
-def ids(groups: Sequence[Any]) -> list[str]:
-    return [s.rollout.id for s in rollouts_of(groups)]
+def ids(batch: FinishedBatch) -> list[str]:
+    return [s.rollout.id for s in rollouts_of(batch.groups)]
 
 
 async def test_on_policy_the_next_batch_is_drawn_when_the_last_is_trained() -> None:
@@ -98,9 +101,9 @@ async def test_on_policy_the_next_batch_is_drawn_when_the_last_is_trained() -> N
         await bench.until_open(4)
         bench.end(2)
         bench.end(3)
-        groups = await sampler.batch("step 2")
-        assert ids(groups) == ["r2", "r3"]
-        assert [g.staleness for g in groups] == [0, 0]
+        batch = await sampler.batch("step 2")
+        assert ids(batch) == ["r2", "r3"]
+        assert [g.staleness for g in batch.groups] == [0, 0]
         await sampler.trained()
         await bench.settle()
         assert bench.drawn == [0, 1, 2, 3]  # nothing beyond the batches that were asked for
@@ -116,7 +119,7 @@ async def test_one_update_ahead_the_next_batch_runs_while_the_last_is_trained() 
         await bench.settle()
         assert bench.drawn == [0, 1, 2, 3]
         await sampler.trained()
-        assert [g.staleness for g in await sampler.batch("step 2")] == [1, 1]
+        assert [g.staleness for g in (await sampler.batch("step 2")).groups] == [1, 1]
         await bench.until_open(6)
     assert sorted(bench.cancelled) == ["rpr/4", "rpr/5"]  # leaving ends what still runs
 
@@ -158,7 +161,7 @@ async def test_a_batch_of_lost_groups_in_a_row_is_an_error() -> None:
 
 async def test_a_refused_group_is_replaced_by_the_next() -> None:
     bench = Bench()
-    async with bench.sampler(batches=1, accept=lambda found: found[0].rollout.id != "r0") as sampler:
+    async with bench.sampler(batches=1, replace=1, accept=lambda found: found[0].rollout.id != "r0") as sampler:
         for number in range(3):
             await bench.until_open(number + 1)
             bench.end(number)
@@ -171,51 +174,116 @@ async def test_ahead_of_the_learner_a_refused_group_is_replaced_at_once() -> Non
     """Two batches of two at once, the first and the third refused: the next two take their slots while nothing is trained."""
     bench = Bench()
     refused = {"r0", "r2"}
-    async with bench.sampler(batches=2, max_staleness=1, accept=lambda found: found[0].rollout.id not in refused) as sampler:
+    async with bench.sampler(2, max_staleness=1, replace=2, accept=lambda found: found[0].rollout.id not in refused) as sampler:
         await bench.until_open(4)
         for number in range(4):
             bench.end(number)
         await bench.until_open(6)
         for number in (5, 4):
             bench.end(number)
-        assert ids(await sampler.batch("step 1")) == ["r1", "r3"]
+        batch = await sampler.batch("step 1")
+        assert ids(batch) == ["r1", "r3"]
+        assert (batch.refused, batch.missing) == (("rpr/0", "rpr/2"), 0)
         await sampler.trained()
-        groups = await sampler.batch("step 2")
-        assert ids(groups) == ["r4", "r5"]
-        assert [g.staleness for g in groups] == [1, 1]
+        batch = await sampler.batch("step 2")
+        assert ids(batch) == ["r4", "r5"]
+        assert [g.staleness for g in batch.groups] == [1, 1]
         await sampler.trained()
         await bench.settle()
         assert bench.drawn == [0, 1, 2, 3, 4, 5]
 
 
-async def test_ahead_of_the_learner_too_refusals_in_a_row_end_the_run() -> None:
-    """Three groups at once, of which the fourth alone is taken: the count begins anew with it."""
+async def test_beyond_its_bound_a_step_goes_on_with_fewer_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    async with bench.sampler(batch_groups=1, max_staleness=2, accept=lambda found: found[0].rollout.id == "r3") as sampler:
+    refused = {"r0", "r1", "r2"}
+    async with bench.sampler(batches=2, batch_groups=3, replace=1, accept=lambda f: f[0].rollout.id not in refused) as sampler:
         for number in range(4):
             await bench.until_open(number + 1)
             bench.end(number)
             await bench.settle()
-        assert ids(await sampler.batch("step 1")) == ["r3"]
+        assert bench.drawn == [0, 1, 2, 3]  # one was replaced
+        with caplog.at_level(logging.WARNING):
+            batch = await sampler.batch("step 1")
+        assert ids(batch) == ["r3"]
+        assert (batch.refused, batch.missing) == (("rpr/0", "rpr/1", "rpr/2"), 2)
+        assert "a step of 1 groups instead of 3: all rewards of 3 others were equal" in caplog.text
         await sampler.trained()
-        for number in range(4, 4 + PATIENCE):
-            await bench.until_open(number + 1)
+        await bench.until_open(7)
+        for number in (4, 5, 6):
             bench.end(number)
-            await bench.settle()
-        with pytest.raises(StageError, match="10 groups in a row had equal rewards"):
-            await sampler.batch("step 2")
+        assert ids(await sampler.batch("step 2")) == ["r4", "r5", "r6"]
 
 
-async def test_groups_that_are_refused_again_and_again_end_the_run() -> None:
+async def test_a_step_without_a_group_ends_the_run() -> None:
     bench = Bench()
-    async with bench.sampler(batch_groups=1, accept=lambda _: False) as sampler:
-        for number in range(PATIENCE):
+    async with bench.sampler(batch_groups=1, replace=2, accept=lambda _: False) as sampler:
+        for number in range(3):
             await bench.until_open(number + 1)
             bench.end(number)
             await bench.settle()
-        with pytest.raises(StageError, match="10 groups in a row had equal rewards") as caught:
+        with pytest.raises(StageError, match="all 3 groups of a step had equal rewards") as caught:
             await sampler.batch("step 1")
-    assert "only_contrast=false" in caught.value.valid
+    assert "replace_zero_variance" in caught.value.valid
+
+
+async def test_extra_groups_run_while_the_oldest_is_waited_for_and_come_first_in_the_next_step() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=2, max_staleness=1, extra=1) as sampler:
+        await bench.until_open(3)
+        bench.end(2)
+        bench.end(1)
+        waiting = asyncio.ensure_future(sampler.batch("step 1"))
+        await bench.settle()
+        assert not waiting.done()  # a long episode is not pushed out
+        assert bench.drawn == [0, 1, 2]
+        bench.end(0)
+        assert ids(await waiting) == ["r0", "r1"]
+        await sampler.trained()
+        await bench.until_open(4)
+        bench.end(3)
+        batch = await sampler.batch("step 2")
+        assert ids(batch) == ["r2", "r3"]
+        assert [g.staleness for g in batch.groups] == [1, 0]
+
+
+async def test_the_first_to_finish_where_that_is_asked_for() -> None:
+    bench = Bench()
+    async with bench.sampler(batches=2, max_staleness=1, extra=1, first=True) as sampler:
+        await bench.until_open(3)
+        bench.end(2)
+        bench.end(1)
+        assert ids(await sampler.batch("step 1")) == ["r1", "r2"]
+        await sampler.trained()
+        await bench.until_open(4)
+        bench.end(3)
+        waiting = asyncio.ensure_future(sampler.batch("step 2"))
+        await bench.settle()
+        assert not waiting.done()  # the one left behind would be too old in step 3
+        bench.end(0)
+        assert ids(await waiting) == ["r0", "r3"]
+
+
+async def test_a_refused_group_stays_refused_when_the_stage_goes_on() -> None:
+    """Ahead of the learner: what was looked past is part of the next step, and is not run again."""
+    first = Bench()
+    async with first.sampler(batches=2, max_staleness=1, replace=1, accept=lambda f: f[0].rollout.id != "r2") as sampler:
+        await first.until_open(4)
+        for number in (2, 0, 1):
+            first.end(number)
+        assert ids(await sampler.batch("step 1")) == ["r0", "r1"]
+        await first.until_open(5)
+        state = sampler.state()
+        assert [(number, refused) for number, _, _, refused in state["open"]] == [(2, True), (3, False), (4, False)]
+    again = Bench()
+    sampler = again.sampler(batches=2, max_staleness=1, replace=1)
+    sampler.restore(state)
+    async with sampler:
+        await again.until_open(2)
+        assert again.drawn == [3, 4]
+        for number in (3, 4):
+            again.end(number)
+        batch = await sampler.batch("step 2")
+        assert (ids(batch), batch.refused) == (["r3", "r4"], ("rpr/2",))
 
 
 async def test_a_dead_engine_reaches_whoever_waits_for_the_batch() -> None:
@@ -246,7 +314,7 @@ async def test_an_error_before_the_batch_is_asked_for_is_kept_for_it() -> None:
 async def test_it_goes_on_with_the_slots_that_it_had() -> None:
     """One update ahead; after a batch of which a group was refused, with two groups under way."""
     first = Bench()
-    async with first.sampler(batches=3, max_staleness=1, accept=lambda found: found[0].rollout.id != "r1") as sampler:
+    async with first.sampler(batches=3, max_staleness=1, replace=2, accept=lambda found: found[0].rollout.id != "r1") as sampler:
         await first.until_open(4)
         for number in (0, 1, 2):
             first.end(number)
@@ -254,7 +322,7 @@ async def test_it_goes_on_with_the_slots_that_it_had() -> None:
         await first.until_open(5)
         first.ctx.version = 8
         state = sampler.state()
-        assert state == {"next": 5, "trained": 1, "open": [[3, 0, 7], [4, 0, 7]], "lost": 0, "refused": 0}
+        assert state == {"next": 5, "trained": 1, "open": [[3, 0, 7, False], [4, 0, 7, False]], "lost": 0}
         await sampler.trained()
         await first.settle()
         assert {**sampler.state(), "open": sampler.state()["open"][:2]} == state | {"next": 7}
@@ -268,9 +336,9 @@ async def test_it_goes_on_with_the_slots_that_it_had() -> None:
         assert again.since == {"rpr/3": 7, "rpr/4": 7, "rpr/5": 8, "rpr/6": 8}
         for number in (6, 5, 4, 3):
             again.end(number)
-        groups = await sampler.batch("step 2")
-        assert ids(groups) == ["r3", "r4"]
-        assert [(g.version, g.staleness) for g in groups] == [(0, 1), (0, 1)]
+        batch = await sampler.batch("step 2")
+        assert ids(batch) == ["r3", "r4"]
+        assert [(g.version, g.staleness) for g in batch.groups] == [(0, 1), (0, 1)]
         await sampler.trained()
         assert ids(await sampler.batch("step 3")) == ["r5", "r6"]
         await sampler.trained()
