@@ -58,6 +58,19 @@ class Learner:
         yield Handed(self._version, weights.facts_of(packed), (("w",),))
 
 
+def fetching() -> type:
+    """Made in a function, so that it travels to the actors by value."""
+
+    class Fetching(scripted()):
+        async def load(self, facts: Any, fetch: Any, version: int) -> dict[str, float]:  # Any: as `GeneratorActor.pull` gives them
+            (_, _, data) = (await fetch(list(facts)))["w"]
+            assert set(np.asarray(data)) == {version}
+            self.version = version
+            return {}
+
+    return Fetching
+
+
 def usage() -> Any:  # Any: Ray's own record
     """Of the store of the one node there is."""
     from ray._private.internal_api import node_stats  # Ray has no public way without its dashboard
@@ -86,7 +99,7 @@ async def test_a_store_without_room_is_told_with_size_limit_and_setting(small_st
 async def test_weights_that_newer_ones_replace_leave_the_store(small_store: None) -> None:
     """Twenty versions through a store that holds four: what is used stays flat, and nothing is spilled."""
     settings = {"num_cpus": 0.1, "max_concurrency": 100, "max_restarts": 0}
-    actors: list[Any] = [GeneratorActor.options(**settings).remote("", EngineOptions(), scripted()) for _ in range(2)]
+    actors: list[Any] = [GeneratorActor.options(**settings).remote("", EngineOptions(), fetching()) for _ in range(2)]
     policy, engines = RayPolicy(Learner.remote()), Engines(actors, PrefixRouter(2, slack=4), restarts=0)
     used: list[float] = []
     newest: WeightsVersion | None = None
