@@ -19,8 +19,11 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from termrsi.sandbox import cgroups
 from tests import chaos_life, chaos_nodes
@@ -69,6 +72,7 @@ ROLES = ("generator", "policy", "critic", "reference", "rollouts", "sandboxes", 
 WENT = ("busy/", "step_seconds", "waiting", "prompt_cached")  # of a step: how it went, not what it did
 # In what its processes are called.
 RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "raylet", "gcs_server", "/ray/", "ray::IDLE", "default_worker.py")
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class ChaosError(AssertionError):
@@ -154,8 +158,28 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         own = {"XDG_RUNTIME_DIR": str(self.root / "state"), "TMPDIR": str(self.root / "tmp"), MARK: self.mark}
-        ray = {"RAY_TMPDIR": str(self._ray_dir()), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-        return {**own, **ray, "TERMRSI_CACHE": str(self.root / "cache"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        return {
+            **own,
+            **RAY,
+            "RAY_TMPDIR": str(self._ray_dir()),
+            "TERMRSI_CACHE": str(self.root / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+def warm() -> Any:  # Any: a context of multiprocessing
+    """Lives are forked from a server of its own: whoever runs this has threads, which no fork takes along.
+
+    Ray reads its settings as it is imported, there, and leaves some in the environment of whoever used it before, here.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.chaos_warm"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in RAY.items():
+            patch.setenv(name, value)
+        forkserver.ensure_running()
+    return context
 
 
 @dataclass(slots=True)
@@ -188,8 +212,7 @@ class Run:
         said = self.folder / "said"
         said.touch()
         begin = said.stat().st_size
-        context = multiprocessing.get_context("forkserver")  # whoever runs this has threads, which no fork takes along
-        context.set_forkserver_preload(["tests.chaos_warm"])
+        context = warm()
         what = (plan, [*words, f"run_dir={self.dir}"], place.environment(), str(said))
         process = context.Process(target=chaos_life.live, args=what)
         process.start()
