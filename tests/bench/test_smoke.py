@@ -117,19 +117,23 @@ def test_what_an_episode_asked_for() -> None:
     assert bench_rollout._calls(chunk) == [((1, 2, 3), 2), ((1, 2, 3, 10, 11, 4, 5), 1)]
 
 
-class EchoLlm:
-    """Says as much as it is asked for, at once."""
+def echoing() -> type:
+    """Made in a function, so that it travels to the actors by value."""
 
-    async def reset_prefix_cache(self) -> None: ...
+    class Llm:
+        """Says as much as it is asked for, at once."""
 
-    async def generate(self, prompt: object, sampling: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * sampling.max_tokens)])
+        async def reset_prefix_cache(self) -> None: ...
 
+        async def generate(self, prompt: object, sampling: Any, request_id: str) -> AsyncIterator[SimpleNamespace]:
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * sampling.max_tokens)])
 
-class EchoEngine(bench_scale.ScriptedEngine):
-    """One that may also be asked directly."""
+    class EchoEngine(bench_scale.ScriptedEngine):
+        """One that may also be asked directly."""
 
-    _llm = EchoLlm()
+        _llm = Llm()
+
+    return EchoEngine
 
 
 @pytest.mark.ray
@@ -142,7 +146,7 @@ async def test_the_arms_of_the_rollout_path(tmp_path: Path, cache: Path, own_ray
     config = load(["experiment=tmax", "limits.max_context_tokens=16384", "model.max_model_len=16384"])
     tasks = setup.load_tasks(config, cache, lambda line: None).train[:2]
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    make = partial(EchoEngine, script=script)
+    make = partial(echoing(), script=script)
     found = await bench_rollout.measure(tmp_path / "model", tasks, config, group_size=2, at_once=4, rounds=1, make=make)
     assert [(one.episodes, one.turns) for one in found] == [(4, 12)]
     assert found[0].ours.tokens == found[0].raw.tokens > 12
