@@ -148,6 +148,9 @@ class Routing:
         return len(self.data) // self.row_bytes
 
 
+Spans = tuple[tuple[int, int], ...]  # of a completion's tokens, in order: (weights version, how many it sampled)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What the sampler returned: exact ids (end-of-turn token included), their log-probabilities, weights versions seen.
@@ -162,6 +165,7 @@ class Completion:
     version_high: int = 0
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
     routing: Routing | None = None  # of prompt and completion but its last token, which no layer has seen
+    weights: Spans = ()  # which version sampled which of the ids; (): not known
     model: str = ""  # as its endpoint calls it; "": the policy
     cost: float = 0.0  # in the currency of the configured prices
 
@@ -217,6 +221,7 @@ class Turn:
     completion_tokens: int = 0
     generate_s: float = 0.0
     command_s: float = 0.0
+    weights: Spans = ()  # which versions sampled the completion's tokens; more than one: they came while it was under way
 
 
 @dataclass(frozen=True, slots=True)

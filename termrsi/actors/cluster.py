@@ -96,6 +96,7 @@ class Cluster:
             routing_replay=config.model.routing_replay,
             weight_channel=config.cluster.weight_channel,
             bucket_bytes=config.cluster.weight_bucket_mb * 2**20,
+            pause=config.cluster.weight_update == "pause",
             extra=dict(config.model.engine),
             run=config.run_name,
         )

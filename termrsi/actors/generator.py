@@ -1,8 +1,9 @@
 """The generator: one vLLM engine per actor. Token ids in, ids and log-probabilities out; weights are pulled at a version.
 
-Requests arrive concurrently and are batched by the engine. `pull` waits for requests in flight (they end by themselves, each is
-bounded by its `max_tokens`), loads what differs from what the engine has (`engine_weights`; by NCCL everything, `nccl_channel`),
-proves that the engine's weights are the learner's, and lets generation go on.
+Requests arrive concurrently and are batched by the engine. `pull` has requests in flight end by themselves (each is bounded by its
+`max_tokens`) or stand still where they are, loads what differs from what the engine has (`engine_weights`; by NCCL everything,
+`nccl_channel`), proves that the engine's weights are the learner's, and lets generation go on: of a request that stood still from
+the tokens it has, with their keys and values computed anew, so that what follows is of the new weights alone.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ class EngineOptions:
     routing_replay: bool = False
     weight_channel: str = "object_store"
     bucket_bytes: int = 256 * 2**20  # of weights, that are written, mapped and loaded at once
+    pause: bool = False  # for new weights, in the middle of completions; else those end first
     restart_pause_s: float = 5.0  # before an engine is started again: what ended it, such as a want of memory, may pass
     extra: dict[str, object] = field(default_factory=dict)
     run: str = ""  # as metrics name it
@@ -122,6 +124,7 @@ class Engine:
         self._routing = RoutingSource(self._llm.collective_rpc, by_extension=on_cpu) if options.routing_replay else None
         self._loader = Loader(self._call, options.bucket_bytes)
         self.version = 0
+        self.pauses = options.pause
         self.dead = False  # the engine's own process: nothing more comes from here
         self._requests = 0
         self._running = 0
@@ -142,26 +145,29 @@ class Engine:
         self._requests += 1
         request_id = f"r{self._requests}"
         self._enter()
-        version, routing = self.version, None
+        said, routing = _Said(), None
         try:
             if self._routing is not None:
                 await self._routing.begin()
             with self.busy:
-                output = await self._generate(list(prompt_ids), params, request_id)
-            choice = output.outputs[0]
+                output = await self._generate(list(prompt_ids), params, request_id, said)
             if self._routing is not None:
-                routing = await self._routing.of(choice, request_id, len(prompt_ids) + len(choice.token_ids) - 1)
+                routing = await self._routing.of(output.outputs[0], request_id, len(prompt_ids) + len(said.ids) - 1)
         finally:
             self._leave()
-        logprobs = tuple(step[token].logprob for token, step in zip(choice.token_ids, choice.logprobs, strict=True))
         cached = output.num_cached_tokens or 0
         for key, amount in (("requests", 1), ("prompt_tokens", len(prompt_ids)), ("cached_tokens", cached)):
             self.stats[key] += amount
-        self.stats["completion_tokens"] += len(choice.token_ids)
-        finish = "length" if choice.finish_reason == "length" else "stop"
-        return Completion(tuple(choice.token_ids), logprobs, finish, version, self.version, cached, routing)
+        self.stats["completion_tokens"] += len(said.ids)
+        finish = "length" if output.outputs[0].finish_reason == "length" else "stop"
+        spans = tuple((version, tokens) for version, tokens in said.weights)
+        low, high = (spans[0][0], spans[-1][0]) if spans else (self.version, self.version)
+        return Completion(tuple(said.ids), tuple(said.logprobs), finish, low, high, cached, routing, weights=spans)
 
-    async def _generate(self, prompt_ids: list[int], params: SamplingParams, request_id: str) -> Any:  # Any: vLLM's RequestOutput
+    async def _generate(
+        self, prompt_ids: list[int], params: SamplingParams, request_id: str, said: "_Said"
+    ) -> Any:  # Any: vLLM's last RequestOutput
+        """Fills `said`: whole at the end or, where an engine pauses, token by token, so that each is known by its weights."""
         from vllm import SamplingParams as EngineSampling
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import TokensPrompt
@@ -176,13 +182,14 @@ class Engine:
             stop_token_ids=list(params.stop_ids) or None,
             logprobs=0,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if self.pauses else RequestOutputKind.FINAL_ONLY,
             extra_args=None if self._routing is None else {KEY: request_id},
         )
         last = None
         try:
             async for output in self._llm.generate(TokensPrompt(prompt_token_ids=prompt_ids), sampling, request_id):
                 last = output
+                said.add(output.outputs[0], self.version)
         except (EngineDeadError, EngineGenerateError) as error:
             self.dead = isinstance(error, EngineDeadError)
             raise EngineError(f"{type(error).__name__}: {error}", "generator") from error
@@ -216,9 +223,11 @@ class Engine:
 
     async def _serve(self, version: int, *, changed: bool = True) -> None:
         """Not in a `finally` of a load: what could not be proved is not served."""
-        if changed:
-            await self._guarded(self._llm.reset_prefix_cache())
-        self.version = version
+        if changed:  # requests that stand still give up their keys and values too, which old weights have made
+            await self._guarded(self._llm.reset_prefix_cache(reset_running_requests=self.pauses))
+        self.version = version  # what was sampled before has arrived: it left the engine's process before the answers since
+        if self.pauses:
+            await self._guarded(self._llm.resume_generation())
         self._gate.set()
 
     # By NCCL: begin, receive while the learner sends, end. See `nccl_channel`, which calls these on all engines.
@@ -263,9 +272,12 @@ class Engine:
         self._gate.set()
 
     async def _stop_generation(self) -> None:
-        """New requests wait at the gate, those in flight end by themselves."""
+        """New requests wait at the gate, those in flight end by themselves or stand still."""
         self._gate.clear()
-        await self._idle.wait()
+        if self.pauses:
+            await self._guarded(self._llm.pause_generation(mode="keep", clear_cache=False))
+        else:
+            await self._idle.wait()
 
     async def _call(self, method: str, *arguments: object, **named: object) -> list[Any]:  # Any: what each worker answers
         return await self._guarded(self._llm.collective_rpc(method, args=arguments, kwargs=named))
@@ -295,6 +307,23 @@ class Engine:
     def close(self) -> None:
         self._llm.shutdown()
         self._loader.close()
+
+
+@dataclass(slots=True)
+class _Said:
+    """What one request has brought so far. `weights`: as `records.Spans`."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    weights: list[list[int]] = field(default_factory=list)
+
+    def add(self, piece: Any, version: int) -> None:  # Any: vLLM's CompletionOutput
+        self.ids += piece.token_ids
+        self.logprobs += [step[token].logprob for token, step in zip(piece.token_ids, piece.logprobs, strict=True)]
+        if self.weights and self.weights[-1][0] == version:
+            self.weights[-1][1] += len(piece.token_ids)
+        elif piece.token_ids:
+            self.weights.append([version, len(piece.token_ids)])
 
 
 def refusal(error: Exception, length: int, longest: int) -> EngineError:

@@ -267,6 +267,9 @@ def _check_sizes(config: Config) -> None:
                     f"stages.{name}.reply_tokens",
                     f"lower it, or raise model.max_model_len={config.model.max_model_len}",
                 )
+    if config.cluster.weight_update == "pause" and config.model.routing_replay:
+        what = "a completion that goes on with other weights is computed anew, and its record of experts with it"
+        raise ConfigError(what, "cluster.weight_update", "valid: drain, or model.routing_replay=false")
     if config.dry and config.tasks != schema.TasksConfig():
         raise ConfigError("scale=dry brings tasks of its own", "tasks", "take tasks=... and tasks.*=... away, or another scale")
     own = schema.ClusterConfig()

@@ -153,6 +153,7 @@ class ClusterConfig:
     gpus_learner: float = 0.0  # of each process
     weight_channel: str = "object_store"  # from learner to engines; "nccl": from GPU to GPU, never run
     weight_bucket_mb: int = 256  # of weights, that are put, written, sent and loaded at once; a larger layer goes alone
+    weight_update: str = "drain"  # completions in flight end first; "pause": they stand still, and go on with the new weights
     colocated: bool = False
     sandbox_nodes: int = 1  # for sandboxes, each with sandbox.concurrency of them
     sandbox_restarts: int = 2  # of the actor of each, after its death or its node's
@@ -170,6 +171,7 @@ class ClusterConfig:
         at_least("cluster", 1, learner_limit_s=self.learner_limit_s, weight_bucket_mb=self.weight_bucket_mb)
         at_least("cluster", 1, sandbox_nodes=self.sandbox_nodes)
         one_of("cluster.weight_channel", self.weight_channel, "object_store", "nccl")
+        one_of("cluster.weight_update", self.weight_update, "drain", "pause")
         at_least("cluster", 0, episode_retries=self.episode_retries, generator_restarts=self.generator_restarts)
         at_least("cluster", 0, sandbox_restarts=self.sandbox_restarts, worker_restarts=self.worker_restarts)
         if self.sandbox_nodes > 1 and not self.sandbox_resource:

@@ -122,7 +122,8 @@ class Episode:
         self._record(completion)
         text = self._saying = self._chat.decode(completion.ids)
         action = self._variant.parse(self._chat.reply(text))
-        turn = Turn(text, action.command, "", completion_tokens=len(completion.ids), generate_s=generate_s)
+        measured = {"completion_tokens": len(completion.ids), "generate_s": generate_s, "weights": completion.weights}
+        turn = Turn(text, action.command, "", **measured)
         if action.error:
             return self._complain(turn, action, completion)
         self._format_errors = 0

@@ -31,6 +31,7 @@ def rollouts(ctx: Context, scored: Sequence[ScoredRollout], reward: Reward, *, a
         ends(scored, asked=asked)
         | early_failures(scored, max_turns=ctx.limits().max_turns)
         | families(scored, [reward(s) for s in scored], known)
+        | versions(scored)
     )
 
 
@@ -79,6 +80,18 @@ def families(scored: Sequence[ScoredRollout], rewards: Sequence[float], known: M
             total[family] += max(told, known.get(s.rollout.task_id, 0))
     means = {f"reward/{family}": sum(values) / len(values) for family, values in sorted(earned.items())}
     return means | {f"checks/{family}": passed[family] / count for family, count in sorted(total.items()) if count}
+
+
+def versions(scored: Sequence[ScoredRollout]) -> dict[str, float]:
+    """`versions/behind`: how many weights versions a sampled token is behind the newest that sampled one here, mean over tokens.
+    `versions/mixed`: the share of turns that more than one version sampled. Of turns whose versions are known."""
+    turns = [turn.weights for s in scored for turn in s.rollout.turns if turn.weights]
+    if not turns:
+        return {}
+    spans = [span for turn in turns for span in turn]
+    newest, tokens = max(version for version, _ in spans), sum(count for _, count in spans)
+    behind = sum((newest - version) * count for version, count in spans)
+    return {"versions/behind": behind / tokens, "versions/mixed": sum(len(turn) > 1 for turn in turns) / len(turns)}
 
 
 def advantage_variance(scored: Sequence[ScoredRollout], samples: Sequence[Sample]) -> dict[str, float]:

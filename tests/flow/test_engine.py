@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from termrsi import weights
+from termrsi.actors.generator import _Said
 from termrsi.errors import RequestRefused, WeightsError
 from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
@@ -158,6 +159,49 @@ async def test_completions_carry_the_version_that_made_them(engine, embedded: Pa
     await _give(engine, PolicyModel(embedded).state(), 9)
     completion = await engine.generate(_ids(embedded), SamplingParams(temperature=0.0, max_tokens=2))
     assert (completion.version_low, completion.version_high) == (9, 9)
+
+
+async def test_completions_in_flight_go_on_with_new_weights(engine, embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paused in the middle, seeded or not: every token, its log-probability too, is of the weights that it is said to be of."""
+    monkeypatch.setattr(engine, "pauses", True)
+    policies = {1: PolicyModel(embedded), 2: PolicyModel(embedded)}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in policies[2].state().items():  # the live parameters
+            if "layers.2" in name and "proj" in name:
+                tensor.mul_(1 + 0.5 * torch.randn(tensor.shape, generator=generator))
+    ids, begun = _ids(embedded), asyncio.Event()
+    await _give(engine, policies[1].state(), 1)
+    monkeypatch.setattr(_Said, "add", _telling(_Said.add, 8, begun))
+    params = [SamplingParams(temperature=1.0, max_tokens=160, seed=seed) for seed in (3, 4, None)]
+    saying = [asyncio.ensure_future(engine.generate(ids, one)) for one in params]
+    await begun.wait()
+    await _give(engine, policies[2].state(), 2)
+    late = asyncio.ensure_future(engine.generate(ids, params[0]))
+    found = [said for said in await asyncio.gather(*saying) if said.version_high == 2]
+    assert found, "at least one was long enough"
+    for said in found:
+        assert [version for version, _ in said.weights] == [1, 2]
+        assert sum(tokens for _, tokens in said.weights) == len(said.ids) == len(said.logprobs)
+        whole, first = (*ids, *said.ids), said.weights[0][1]
+        sample = Sample(whole, (0,) * len(ids) + (1,) * len(said.ids), (0,) * len(whole))
+        for version, policy in policies.items():
+            gaps = (torch.tensor(policy.logp([sample])[0][len(ids) :]) - torch.tensor(said.logprobs)).abs()
+            own, others = (gaps[:first], gaps[first:]) if version == 1 else (gaps[first:], gaps[:first])
+            assert own.mean() < 0.25 < 1.0 < others.mean(), (version, own.mean(), others.mean())
+    said = await late
+    assert said.weights == (await engine.generate(ids, params[0])).weights == ((2, len(said.ids)),), "nothing stands still any more"
+
+
+def _telling(add, after: int, begun: asyncio.Event):
+    """Once a completion has so many tokens."""
+
+    def told(self, *arguments) -> None:
+        add(self, *arguments)
+        if len(self.ids) >= after:
+            begun.set()
+
+    return told
 
 
 async def test_a_saved_policy_loads_in_transformers_and_the_engine(engine, embedded: Path, tmp_path: Path) -> None:

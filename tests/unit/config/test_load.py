@@ -258,6 +258,11 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("cluster.weight_channel=nccl", "NCCL takes a GPU for each: gpus_generator=0 gpus_learner=0; object_store"),
         ("cluster=colocated cluster.weight_channel=nccl", "gpus_generator=0.5 gpus_learner=0.25 colocated; object_store"),
         ("cluster.weight_bucket_mb=0", "weight_bucket_mb=0 is too small"),
+        ("cluster.weight_update=abort", "valid: drain, pause"),
+        (
+            "cluster.weight_update=pause model.routing_replay=true model.share_prefix=false",
+            "valid: drain, or model.routing_replay=false",
+        ),
         ("cluster=join cluster.num_cpus=4", "of a Ray that the run starts itself"),
         ("scale=dry tasks.train=3", "brings tasks of its own"),
     ],

@@ -1,5 +1,7 @@
 """The figures of a step, each worked by hand; what a batch does not define has no key."""
 
+from dataclasses import replace
+
 import pytest
 
 from termrsi.records import Chunk, Rollout, Sample, ScoredRollout, StopReason, Turn, Verdict
@@ -141,3 +143,12 @@ def test_a_sample_of_no_rollout_is_an_error() -> None:
 
 def test_nothing_to_learn_from_has_no_variance() -> None:
     assert monitors.advantage_variance([rollout(0, 2)], []) == {}
+
+
+def test_tokens_are_told_by_the_weights_that_sampled_them() -> None:
+    """Of 10 tokens 4 are one version behind, 2 are two; one turn of three is of two versions. Unknown ones do not count."""
+    turns = [Turn("", "ls", "", weights=weights) for weights in (((3, 2),), ((4, 4), (5, 3)), ((5, 1),), ())]
+    one = rollout(0, 2)
+    scored = [replace(one, rollout=replace(one.rollout, turns=tuple(turns[i : i + 2]))) for i in (0, 2)]
+    assert monitors.versions(scored) == {"versions/behind": pytest.approx(0.8), "versions/mixed": pytest.approx(1 / 3)}
+    assert monitors.versions([rollout(0, 2)]) == {}
