@@ -55,7 +55,8 @@ class Script:
         self.said += ids
         call = len(self.prompts)
         logprobs = tuple(-call - i / 1000 for i in range(len(ids)))
-        return Completion(tuple(ids), logprobs, "length" if cut else "stop", call, call + 1, 10 * call)
+        spans = ((call, 1), (call + 1, len(ids) - 1))
+        return Completion(tuple(ids), logprobs, "length" if cut else "stop", call, call + 1, 10 * call, weights=spans)
 
     async def pull(self, weights: WeightsVersion) -> None:
         raise NotImplementedError
@@ -178,6 +179,9 @@ async def test_the_tally(chat: ChatFormat) -> None:
     assert rollout.completion_tokens == len(script.said) == sum(t.completion_tokens for t in rollout.turns)
     assert rollout.cached_tokens == 10 + 20 + 30
     assert (rollout.version_low, rollout.version_high) == (1, 4)
+    assert [turn.weights for turn in rollout.turns] == [
+        ((k, 1), (k + 1, turn.completion_tokens - 1)) for k, turn in zip((1, 2, 3), rollout.turns, strict=True)
+    ]
     assert rollout.sandbox_s == 0.5
 
 
