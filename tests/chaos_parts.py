@@ -70,7 +70,7 @@ class Engine:
     def hold(self) -> None:
         self._gate.clear()
 
-    def go_on(self) -> None:
+    async def go_on(self) -> None:
         self._gate.set()
 
     def close(self) -> None: ...

@@ -1,5 +1,6 @@
 """Buckets of weights in shared memory: written by one process, mapped by another on the same machine. No torch here."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -28,13 +29,23 @@ class Slot(NamedTuple):
 
 
 class BucketFile:
-    """One file in shared memory that another process maps. Raises OSError if there is no room for it."""
+    """One file in shared memory that another process maps, locked as long as this one lives.
+
+    Raises OSError if there is no room for it: all of it is there at once, as a page that is missing later ends a process by SIGBUS.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        folder = tempfile.mkdtemp(prefix=f"{SHARED_PREFIX}{os.getpid()}-", dir=_shared_memory(size_bytes))
-        self.path = Path(folder) / "bucket"
-        self._bytes = np.memmap(self.path, np.uint8, "w+", shape=(size_bytes,))
+        folder = Path(tempfile.mkdtemp(prefix=f"{SHARED_PREFIX}{os.getpid()}-", dir=_shared_memory(size_bytes)))
+        self.path = folder / "bucket"
+        self._file = self.path.open("x+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            os.posix_fallocate(self._file.fileno(), 0, size_bytes)
+            self._bytes = np.memmap(self._file, np.uint8, "r+", shape=(size_bytes,))
+        except OSError:
+            self.close()
+            raise
 
     def fill(self, packed: "PackedState", facts: "Facts", names: Iterable[str]) -> list[Slot]:
         """Write these tensors, and say where each is."""
@@ -47,6 +58,7 @@ class BucketFile:
         return slots
 
     def close(self) -> None:
+        self._file.close()
         shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
@@ -57,11 +69,24 @@ def _shared_memory(size_bytes: int) -> str | None:
 
 
 def reap() -> list[str]:
-    """Removes weights that a killed process left in shared memory; their names."""
+    """Removes weights that a killed process left on this machine; their names."""
     removed = []
-    for folder in Path("/dev/shm").glob(f"{SHARED_PREFIX}*"):
-        pid = folder.name.removeprefix(SHARED_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(str(folder))
+    for place in {Path("/dev/shm"), Path(tempfile.gettempdir())}:
+        for folder in place.glob(f"{SHARED_PREFIX}*"):
+            pid = folder.name.removeprefix(SHARED_PREFIX).partition("-")[0]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and not _locked(folder / "bucket"):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(str(folder))
     return removed
+
+
+def _locked(path: Path) -> bool:
+    """Whether somebody has it who is not seen from here: a process in another container that shares this memory."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

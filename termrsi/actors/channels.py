@@ -1,7 +1,7 @@
 """The ways of weights from the learner to the engines. The engines' client (`actors.engines`) has one, and knows no more of it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from termrsi.actors.generator import RayGenerator
@@ -19,8 +19,9 @@ class Channel(Protocol):
         """All engines serve it on return. Raises EngineError if one has died for good, WeightsError if one's weights differ."""
         ...
 
-    async def restore(self, engine: int, weights: WeightsVersion) -> None:
-        """To one engine that came back with its first weights and holds still. Raises as `deliver`."""
+    async def restore(self, engine: int, newest: Callable[[], WeightsVersion]) -> None:
+        """To one engine that came back with its first weights and holds still. `newest`: asked once nothing else is on its way to
+        it, so that no version comes after one that followed it. Raises as `deliver`."""
         ...
 
 
@@ -29,11 +30,16 @@ class ObjectStoreChannel:
 
     def __init__(self, engines: Sequence[RayGenerator]) -> None:
         self._engines = engines
+        self._turns = [asyncio.Lock() for _ in engines]  # one version after the other, whoever brings it
 
     async def open(self) -> None: ...
 
     async def deliver(self, weights: WeightsVersion) -> None:
-        await asyncio.gather(*(engine.pull(weights) for engine in self._engines))
+        await asyncio.gather(*(self._pull(engine, lambda: weights) for engine in range(len(self._engines))))
 
-    async def restore(self, engine: int, weights: WeightsVersion) -> None:
-        await self._engines[engine].pull(weights)
+    async def restore(self, engine: int, newest: Callable[[], WeightsVersion]) -> None:
+        await self._pull(engine, newest)
+
+    async def _pull(self, engine: int, wanted: Callable[[], WeightsVersion]) -> None:
+        async with self._turns[engine]:
+            await self._engines[engine].pull(wanted())

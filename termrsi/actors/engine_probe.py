@@ -4,7 +4,8 @@ A load proves every byte that comes (its digest, in the process that loads it), 
 an engine's life, later some columns of each matrix, others at each version. On CPU, linear weights are repacked for oneDNN and the
 parameter is left empty, or is no longer what is computed with: a checksum over parameters proves nothing. Columns of the identity
 matrix go through each repacked layer: one product and zeros are summed, which is exact in bfloat16, so the result is the weight bit
-for bit (-0.0 becomes +0.0; `weights.canonical` does the same to the learner's side).
+for bit (-0.0 becomes +0.0; `weights.canonical` does the same to the learner's side). Parts of a layer that several workers share
+(tensor parallelism), and experts, cannot be set beside the learner's: of those it is proved that their bytes came.
 """
 
 import mmap
@@ -32,6 +33,7 @@ class _Load:
     version: int
     columns: int
     targets: list[Any]  # Any: modules of vLLM
+    groups: tuple[str, ...] | None  # what they are called; None: the whole model, under whatever names it has them
     expected: dict[str, str] = field(default_factory=dict)
 
 
@@ -50,17 +52,15 @@ class WeightProbe:
         model = self.model_runner.get_model()
         modules = dict(model.named_modules())
         # A name of Hugging Face's that this model does not have: vLLM finds its places alone, among all of them.
-        targets = [modules[group] for group in groups] if groups and all(group in modules for group in groups) else [model]
+        known = bool(groups) and all(group in modules for group in groups)
+        targets = [modules[group] for group in groups] if known else [model]
         with set_current_vllm_config(self.vllm_config):
             for target in targets:
                 initialize_layerwise_reload(target)
-        self._termrsi_load = _Load(version, columns, targets)
+        self._termrsi_load = _Load(version, columns, targets, tuple(groups) if known else None)
 
     def take_bucket(self, path: str, slots: Sequence[Sequence[Any]]) -> str:
-        """Load one bucket; what is wrong with it, or nothing.
-
-        vLLM keeps no tensor of a bucket: its modules are complete with it (`weights.buckets`).
-        """
+        """Load one bucket; what is wrong with it, or nothing. Its memory may be used again on return."""
         from vllm.config import set_current_vllm_config
 
         load = self._termrsi_load
@@ -75,6 +75,7 @@ class WeightProbe:
         load.expected |= {name: weights.sample_digest(one, load.version, load.columns) for name, one in tensors.items()}
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             self.model_runner.get_model().load_weights(iter(tensors.items()))
+            _keep(load.targets, mapped)
         return ""
 
     def end_load(self) -> tuple[str, list[str]]:
@@ -88,12 +89,12 @@ class WeightProbe:
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             for target in load.targets:
                 finalize_layerwise_reload(target, self.vllm_config.model_config)
-            _repack_tied(model, {weights.group_of(name) for name in load.expected})
+            _repack_tied(model, load.groups)
         self.model_runner.reset_lora_state()
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
         self._termrsi_load = None
-        return self.prove(load.expected, load.version, load.columns)
+        return self._proved(load.expected, load.version, load.columns, load.groups)
 
     def repack_tied(self) -> None:
         """After a load by vLLM alone (see `_repack_tied`)."""
@@ -102,9 +103,13 @@ class WeightProbe:
 
     def prove(self, expected: dict[str, str], version: int, columns: int) -> tuple[str, list[str]]:
         """As `end_load`, of what is expected by name at this version."""
+        return self._proved(expected, version, columns, None)
+
+    def _proved(
+        self, expected: dict[str, str], version: int, columns: int, groups: Collection[str] | None
+    ) -> tuple[str, list[str]]:
         proved = set()
         with torch.inference_mode():
-            groups = {weights.group_of(name) for name in expected}
             for name, found in _held(self.model_runner.get_model(), version, columns, groups):
                 if name in expected and found != expected[name]:
                     return f"tensor {name} differs between learner and engine after a pull", []
@@ -121,6 +126,18 @@ def _mapped(mapped: mmap.mmap, slots: Sequence[Slot]) -> Iterator[tuple[str, tor
     for slot in slots:
         data = np.frombuffer(mapped, np.uint8, slot.size_bytes, slot.start)
         yield slot.name, weights.as_tensor(data, slot.dtype, slot.shape)
+
+
+def _keep(targets: Sequence[Any], mapped: mmap.mmap) -> None:
+    """Own copies of what vLLM puts off to the end of the load, such as a vocabulary that it fills up: the bucket is used again."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    first = np.frombuffer(mapped, np.uint8).ctypes.data
+    for module in {module for target in targets for module in target.modules()}:
+        for _, bound in get_layerwise_info(module).loaded_weights:
+            for key, value in bound.arguments.items():
+                if isinstance(value, torch.Tensor) and first <= value.data_ptr() < first + len(mapped):
+                    bound.arguments[key] = value.clone()
 
 
 def _held(model: torch.nn.Module, version: int, columns: int, groups: Collection[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -106,7 +106,16 @@ class Engines:
     async def _catch_up(self, i: int) -> None:
         """The newest weights to an engine that came back. One that cannot have them is ended: nobody then waits for it in vain."""
         try:
-            await (self._engines[i].go_on() if self._newest is None else self._channel.restore(i, self._newest))
-        except (EngineError, WeightsError) as error:
-            _LOG.error("generator %d came back without its weights: %s", i, first_line(error))
+            await (self._engines[i].go_on() if self._newest is None else self._channel.restore(i, self._newest_now))
+        except Exception as error:  # noqa: BLE001  # one that holds still would be waited for, and nobody awaits a watcher
+            _LOG.error("generator %d came back without its weights: %s", i, first_line(error), exc_info=not _told(error))
             ray.kill(self._actors[i])
+
+    def _newest_now(self) -> WeightsVersion:
+        assert self._newest is not None, "once published, something always is"
+        return self._newest
+
+
+def _told(error: Exception) -> bool:
+    """Whether its one line says all."""
+    return isinstance(error, EngineError | WeightsError)

@@ -109,8 +109,10 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from termrsi.actors import buckets
         from termrsi.actors.engine_weights import Loader
 
+        buckets.reap()  # of an engine that was killed on this machine: the driver's is another one, perhaps
         on_cpu = current_platform.is_cpu()
         arguments = {"worker_extension_cls": _ROUTING_PROBE if options.routing_replay else _PROBE, "disable_log_stats": True}
         if on_cpu:
@@ -130,6 +132,7 @@ class Engine:
         self._running = 0
         self._gate = asyncio.Event()  # closed while weights are loaded
         self._gate.set()
+        self._as_started = True  # with its first weights, whole
         self._idle = asyncio.Event()
         self._idle.set()
         self._loading = asyncio.Lock()
@@ -223,8 +226,10 @@ class Engine:
 
     async def _serve(self, version: int, *, changed: bool = True) -> None:
         """Not in a `finally` of a load: what could not be proved is not served."""
-        if changed:  # requests that stand still give up their keys and values too, which old weights have made
-            await self._guarded(self._llm.reset_prefix_cache(reset_running_requests=self.pauses))
+        # Requests that stand still give up their keys and values too, which old weights have made.
+        if changed and not await self._guarded(self._llm.reset_prefix_cache(reset_running_requests=self.pauses)):
+            self._loader.forget()
+            raise WeightsError("the engine kept keys and values that older weights have made", "generator")
         self.version = version  # what was sampled before has arrived: it left the engine's process before the answers since
         if self.pauses:
             await self._guarded(self._llm.resume_generation())
@@ -257,7 +262,7 @@ class Engine:
         await self._serve(version)
 
     async def load_directory(self, directory: str, version: int) -> None:
-        """Serve the weights of a Hugging Face directory, once requests in flight have ended. Raises WeightsError."""
+        """Serve the weights of a Hugging Face directory. Raises WeightsError."""
         await self._stop_generation()
         self._loader.forget()
         await self._call("reload_weights", weights_path=directory)
@@ -268,12 +273,16 @@ class Engine:
         """New requests wait until weights have been loaded, or `go_on`."""
         self._gate.clear()
 
-    def go_on(self) -> None:
-        self._gate.set()
+    async def go_on(self) -> None:
+        """With its first weights, unless others have come or are on their way."""
+        async with self._loading:
+            if self._as_started:
+                self._gate.set()
 
     async def _stop_generation(self) -> None:
         """New requests wait at the gate, those in flight end by themselves or stand still."""
         self._gate.clear()
+        self._as_started = False
         if self.pauses:
             await self._guarded(self._llm.pause_generation(mode="keep", clear_cache=False))
         else:
@@ -386,7 +395,7 @@ class GeneratorActor:
         return self._engine.workers
 
     async def go_on(self) -> None:
-        self._engine.go_on()
+        await self._engine.go_on()
 
     async def stats(self) -> dict[str, float]:
         return {**self._engine.stats, "busy_s": self._engine.busy.seconds, "version": float(self._engine.version)}

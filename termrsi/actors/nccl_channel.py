@@ -11,7 +11,7 @@ An engine that came back is not in the group: all meet again, and it is given th
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,9 +106,9 @@ class NcclChannel:
                 await self._meet()
             await self._pass_on(weights)
 
-    async def restore(self, engine: int, weights: WeightsVersion) -> None:
+    async def restore(self, engine: int, newest: Callable[[], WeightsVersion]) -> None:
         async with self._turn:
-            self._together = False
+            self._together, weights = False, newest()
             if not await self._learner.holds(weights.version):
                 _LOG.warning("generator %d: the learner is past version %d; it waits for the next one", engine, weights.version)
                 return

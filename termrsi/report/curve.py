@@ -76,23 +76,19 @@ class Curve:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._reader.join(1.0)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        for thread in (self._writer, self._reader):  # each closes its pipe: nobody else may, as long as it uses it
+            thread.join(1.0)
 
     def _write(self, pipe: IO[str]) -> None:
         """Consumes the lines; waits for one, and for the pipe; ends with the last line, or with the process."""
-        with suppress(OSError):  # the process has ended: what it said is read elsewhere
+        with suppress(OSError), pipe:  # the process has ended: what it said is read elsewhere
             while (line := self._lines.get()) is not None:
                 pipe.write(line)
                 pipe.flush()
-            pipe.close()
 
     def _read(self, pipe: IO[str]) -> None:
         """Consumes what the process tells; ends with it."""
-        with suppress(ValueError, OSError):
+        with suppress(ValueError, OSError), pipe:
             for line in pipe:
                 told = json.loads(line)
                 self._warn(f"{told['mode']}: {told['error']}")

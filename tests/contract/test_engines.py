@@ -56,7 +56,7 @@ def scripted() -> type:
         def hold(self) -> None:
             self._gate.clear()
 
-        def go_on(self) -> None:
+        async def go_on(self) -> None:
             self._gate.set()
 
         def close(self) -> None: ...

@@ -237,7 +237,7 @@ async def test_one_that_came_back_meets_the_others_again_and_has_the_present_ver
     published = fleet.learner.publish()
     await fleet.channel.deliver(published)
     fleet.engines[1] = fleet.channel._engines[1] = FakeEngine(fleet.net, "next life", 1)  # type: ignore[index]  # a list here
-    await fleet.channel.restore(1, published)
+    await fleet.channel.restore(1, lambda: published)
     assert fleet.served() == [1, 1]
     assert len(fleet.net.wires) == 2
 
@@ -249,7 +249,7 @@ async def test_one_that_came_back_too_late_for_its_version_waits_for_the_next(ca
     await fleet.channel.deliver(published)
     fleet.learner.update()
     fleet.engines[0] = fleet.channel._engines[0] = FakeEngine(fleet.net, "next life", 1)  # type: ignore[index]  # a list here
-    await fleet.channel.restore(0, published)
+    await fleet.channel.restore(0, lambda: published)
     assert "the learner is past version 1" in caplog.text
     await fleet.channel.deliver(fleet.learner.publish())
     assert fleet.served() == [2, 2]

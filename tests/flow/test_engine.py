@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from termrsi import weights
-from termrsi.actors.generator import _Said
+from termrsi.actors.generator import Engine, EngineOptions, _Said
 from termrsi.errors import RequestRefused, WeightsError
+from termrsi.model.checkpoint import tiny_model
 from termrsi.model.lora import Lora
 from termrsi.model.policy import PolicyModel
 from termrsi.records import Sample, SamplingParams
@@ -252,3 +253,17 @@ async def test_adapters_reach_the_engine_merged(engine, embedded: Path) -> None:
 
 def _canonical(state: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: weights.canonical(tensor) for name, tensor in state.items()}
+
+
+async def test_a_vocabulary_that_the_engine_fills_up_comes_in_buckets(tmp_path: Path) -> None:
+    """vLLM puts such an embedding off to the end of a load, when the memory of its bucket has been used again."""
+    model = tiny_model(tmp_path / "tiny")  # 259 tokens, 320 rows in the engine
+    small = EngineOptions(max_model_len=128, max_num_seqs=2, kv_cache_gib=1, enforce_eager=True, bucket_bytes=40_000)
+    engine = Engine(str(model), small)
+    try:
+        state = {name: tensor.clone() for name, tensor in PolicyModel(model).state().items()}
+        state["model.embed_tokens.weight"] *= 0.5
+        await _give(engine, state, 1)
+        weights.compare(_canonical(state), (await engine.weight_digests())[0])
+    finally:
+        engine.close()

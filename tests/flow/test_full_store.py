@@ -110,5 +110,7 @@ async def test_weights_that_newer_ones_replace_leave_the_store(small_store: None
             assert newest.version == version
             used.append(usage().object_store_bytes_used / 2**20)
     assert max(used) <= 2 * WEIGHTS_MB + 2, used
-    assert max(used[10:]) <= max(used[:10]) + 1, used
+    async with asyncio.timeout(SOON_S):
+        while usage().object_store_bytes_used > (WEIGHTS_MB + 2) * 2**20:  # noqa: ASYNC110  # Ray frees in its own time, and tells nobody
+            await asyncio.sleep(0.1)
     assert usage().spilled_bytes_total == 0
