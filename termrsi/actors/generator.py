@@ -241,7 +241,7 @@ class Engine:
         """Meet the learner and the other engines; returns once all are there."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._llm.shutdown_weight_transfer_engine()
+        await self._guarded(self._llm.shutdown_weight_transfer_engine())
         await self._guarded(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
 
     async def begin_transfer(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from termrsi.actors.calls import first_line
 from termrsi.errors import ConfigError, EngineError, WeightsError
 from termrsi.records import WeightsVersion
 from termrsi.weights import Facts
@@ -150,6 +151,9 @@ class NcclChannel:
         except (EngineError, WeightsError):
             self._together = False
             raise
+        except Exception as error:  # of torch's or NCCL's, in whoever took part
+            self._together = False
+            raise EngineError(f"{late}: {first_line(error)}", "weights", "the same command goes on") from error
         finally:
             for task in tasks:
                 task.cancel()

@@ -116,8 +116,9 @@ class Masters:
             key, _, name = rest.partition(".")
             if kind == "optimizer":
                 master = self._masters[name]
-                self._optimizers[name].state[master][key] = part_of(value, master).clone()
-        self._put_all()
+                made = self._optimizers[name].state[master][key] = part_of(value, master).clone()
+                if self._offload:  # one after the other: all of them together are what there is no room for
+                    self._parking.put([made])
 
     def save_training(self, directory: Path) -> None:
         """`training_state` into `directory` of the first process, in files of about `FILE_BYTES`."""
@@ -170,7 +171,8 @@ class Masters:
         there = self._parking.one_by_one(tensors)
         if self._ranks.size > 1:
             return self._ranks.keep(there)
-        return {name: tensor.detach().clone() for name, tensor in there}
+        # What is away has no room here, whole, as a copy either.
+        return {name: tensor.detach().to("cpu" if self._offload else tensor.device, copy=True) for name, tensor in there}
 
     def _round_back(self, names: Iterable[str]) -> None:
         with torch.no_grad():

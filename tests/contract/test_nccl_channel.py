@@ -255,6 +255,23 @@ async def test_one_that_came_back_too_late_for_its_version_waits_for_the_next(ca
     assert fleet.served() == [2, 2]
 
 
+async def test_a_fault_of_the_wires_own_is_told_in_a_line_and_all_meet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(1)
+    await fleet.channel.open()
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("NCCL error 3\nin line 2")
+
+    published = fleet.learner.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.learner, "send", broken)
+        with pytest.raises(EngineError, match=r"^weights: version 1 was not across: NCCL error 3; the same command goes on$"):
+            await fleet.channel.deliver(published)
+    await fleet.channel.deliver(published)
+    assert fleet.served() == [1]
+    assert len(fleet.net.wires) == 2
+
+
 async def test_a_transfer_that_hangs_ends_with_a_sentence() -> None:
     fleet = Fleet(1, limit_s=0.05)
     await fleet.channel.open()

@@ -258,7 +258,7 @@ def _canonical(state: dict[str, torch.Tensor]) -> dict[str, str]:
 async def test_a_vocabulary_that_the_engine_fills_up_comes_in_buckets(tmp_path: Path) -> None:
     """vLLM puts such an embedding off to the end of a load, when the memory of its bucket has been used again."""
     model = tiny_model(tmp_path / "tiny")  # 259 tokens, 320 rows in the engine
-    small = EngineOptions(max_model_len=128, max_num_seqs=2, kv_cache_gib=1, enforce_eager=True, bucket_bytes=40_000)
+    small = EngineOptions(max_model_len=128, max_num_seqs=2, kv_cache_gib=1, enforce_eager=True, bucket_bytes=110_000)
     engine = Engine(str(model), small)
     try:
         state = {name: tensor.clone() for name, tensor in PolicyModel(model).state().items()}

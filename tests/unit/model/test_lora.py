@@ -108,13 +108,12 @@ def test_what_is_published_is_merged(tiny: Path, make_samples: Make, compute: Co
     assert policy.checksum() == checksum(state) != checksum(base)
 
 
-def test_the_comparison_with_an_engine_covers_the_adapters(tiny: Path, make_samples: Make) -> None:
-    """An engine that kept the base has other digests than were published, and the comparison names a targeted tensor."""
+def test_what_is_published_has_the_adapters_in_it(tiny: Path, make_samples: Make) -> None:
+    """An engine that kept the base would have other digests, and the comparison name a targeted tensor."""
     policy = trained(tiny, make_samples())
     published, base = (weights.facts_of(weights.pack(one.state())) for one in (policy, PolicyModel(tiny)))
     assert weights.checksum(published) != weights.checksum(base)
     assert weights.checksum(published) == policy.checksum()
-    weights.compare(weights.digests(published), weights.digests(published))
     with pytest.raises(WeightsError, match=r"layers\.0\.(self_attn\.q_proj|mlp\.down_proj)\.weight differs"):
         weights.compare(weights.digests(published), weights.digests(base))
 

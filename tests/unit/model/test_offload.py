@@ -87,6 +87,41 @@ def test_training_goes_on_with_it_and_without(tiny: Path, tmp_path: Path, make_s
         torch.testing.assert_close(end, ends[0], rtol=1e-5, atol=1e-5)
 
 
+def test_moments_that_are_read_again_are_put_away_one_by_one(
+    tiny: Path, make_samples: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that fits with its optimizer away goes on where it fits."""
+    policy = PolicyModel(tiny, **AWAY)
+    learn(policy, make_samples())
+    state = policy._masters.training_state()
+    held, there = policy._masters, []
+
+    def cut(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        moments = [moment for name in held._masters for moment in held._state_of(name).values() if moment.dim()]
+        there.append(sum(moment.untyped_storage().nbytes() > 0 for moment in moments))
+        return value
+
+    monkeypatch.setattr(masters, "part_of", cut)
+    held.load_training_state(state)
+    assert len(there) > 3 * len(held._masters)
+    assert set(there) == {0}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("away", [False, True])
+def test_an_update_moves_its_activations(
+    tiny: Path, make_samples: Make, monkeypatch: pytest.MonkeyPatch, away: bool, checkpointing: bool
+) -> None:
+    moved = []
+    monkeypatch.setattr(offload, "_buffer", lambda like: moved.append(like.shape) or torch.empty_like(like, device="cpu"))
+    policy = PolicyModel(tiny, micro_tokens=40, gradient_checkpointing=checkpointing, offload_activations=away)
+    policy.fit(make_samples(), lr=1e-3)
+    assert bool(moved) == away
+    moved.clear()
+    CriticModel(tiny, micro_tokens=40, offload_activations=away).update(make_samples(), 1e-3, 0.2)
+    assert bool(moved) == away
+
+
 def test_activations_go_and_parameters_stay() -> None:
     layer = torch.nn.Linear(3, 4)
     given, seen = torch.randn(2, 3, requires_grad=True), []
