@@ -76,10 +76,10 @@ else
     # Side by side, for they mostly wait; what the first prints is shown after the second. Those that look for what is left on the
     # whole machine come last, alone.
     log="$(mktemp)"
-    python -m pytest -o cache_dir=.pytest_cache/contract tests/contract >"$log" 2>&1 &
+    python -m pytest -o cache_dir=.pytest_cache/contract tests/contract tests/bench >"$log" 2>&1 &
     background+=("$!")
     contract() { local result=0; wait "${background[1]}" || result=$?; cat "$log"; rm -f "$log"; return "$result"; }
-    step "pytest" python -m pytest --ignore=tests/contract --ignore=tests/flow/test_real_run.py
+    step "pytest" python -m pytest --ignore=tests/contract --ignore=tests/bench --ignore=tests/flow/test_real_run.py
     step "contract" contract
     step "whole runs" python -m pytest -o cache_dir=.pytest_cache/runs tests/flow/test_real_run.py
 fi

@@ -9,7 +9,7 @@ import pytest
 from termrsi.sandbox import check
 from tests import chaos
 
-KILLS = int(os.environ.get("TERMRSI_KILLS", "4"))
+KILLS = int(os.environ.get("TERMRSI_KILLS", "3"))
 pytestmark = pytest.mark.ray
 
 
