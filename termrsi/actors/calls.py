@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
 
 from termrsi.errors import EngineError
 
@@ -49,6 +49,11 @@ async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, pat
     except RayActorError as error:
         cure = "the kernel's log says if memory ran out; the same command goes on from what is finished"
         raise EngineError(f"its process died: {first_line(error)}", name, cure) from error
+    except RayTaskError as error:
+        if type(error.cause).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        cure = "a smaller model.micro_tokens, model.gradient_checkpointing=true, or model.offload_activations=true"
+        raise EngineError(f"its device has no room for {what}: {first_line(error)}", name, cure) from error
 
 
 def no_room(name: str, what: str, error: BaseException) -> EngineError:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 
 import pytest
-from ray.exceptions import ActorDiedError
+import torch
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from termrsi.actors import calls
 from termrsi.errors import ConfigError, EngineError
@@ -26,6 +27,19 @@ async def test_a_death_is_one_line() -> None:
     with pytest.raises(EngineError, match="policy: its process died: The actor died") as caught:
         await calls.alive("policy", answer(ActorDiedError()))
     assert "\n" not in str(caught.value)
+
+
+async def test_a_device_without_room_is_told_with_what_would_fit() -> None:
+    """Torch's error, as Ray brings it; any other error of a call is a fault of ours, and keeps its traceback."""
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    crossed = RayTaskError("update", "Traceback\n  in line 3", full).as_instanceof_cause()
+    with pytest.raises(
+        EngineError, match=r"^policy: its device has no room for update: CUDA out.*; a smaller model\.micro_tokens"
+    ) as caught:
+        await calls.alive("policy", answer(crossed), "update")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ZeroDivisionError):
+        await calls.alive("policy", answer(RayTaskError("update", "", ZeroDivisionError()).as_instanceof_cause()))
 
 
 async def test_what_is_late_is_named_and_what_hangs_is_given_up(
