@@ -1,7 +1,7 @@
 """A disk that fills up, at whatever a run was writing: one line that names the file, no half file that counts, and the run goes on.
 
 Writes of a run on the fakes are counted where they leave Python, under whatever opened the file, and told apart by the file's kind.
-Of each kind the middle one fails: half of it is written, as on a disk that fills up, and all later ones fail.
+Of each kind one in the middle fails: half of it is written, as on a disk that fills up, and all later ones fail.
 Policy and critic write through other languages: they save to a small disk of their own.
 """
 
@@ -128,7 +128,8 @@ def test_whichever_write_meets_it_the_run_says_so_and_goes_on(
 
     assert run(tmp_path / "run") == 0
     whole, kinds = results(tmp_path / "run"), dict(disk.written)
-    places = sorted((name, (times - 1) // 2) for name, times in kinds.items() if re.match(of, name))
+    # The middle one, or the fourth: how often costs are written depends on how long episodes take, and a life writes them that often.
+    places = sorted((name, min(3, (times - 1) // 2)) for name, times in kinds.items() if re.match(of, name))
     assert {"/metrics.jsonl", "/.ledger.json", "/.config.yaml", "/stages/*/trials/*/artifacts/.manifest.json"} <= kinds.keys()
     (tmp_path / "run").rename(tmp_path / "whole")
     capsys.readouterr()
