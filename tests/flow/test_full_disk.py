@@ -128,7 +128,7 @@ def test_whichever_write_meets_it_the_run_says_so_and_goes_on(
 
     assert run(tmp_path / "run") == 0
     whole, kinds = results(tmp_path / "run"), dict(disk.written)
-    # The middle one, or the fourth: how often costs are written depends on how long episodes take, and a life writes them that often.
+    # The middle one, or the fourth: costs are written as often as episodes end apart from each other, in each life anew.
     places = sorted((name, min(3, (times - 1) // 2)) for name, times in kinds.items() if re.match(of, name))
     assert {"/metrics.jsonl", "/.ledger.json", "/.config.yaml", "/stages/*/trials/*/artifacts/.manifest.json"} <= kinds.keys()
     (tmp_path / "run").rename(tmp_path / "whole")
