@@ -2,7 +2,7 @@
 # Kills actors and drivers of small runs for as long as asked: launch/soak.sh [KILLS | HOURSh] [KEY=VALUE ...]
 # One table at the end; exit code 1 if a prompt was lost or trained twice, or anything was left behind. 100 kills unless said.
 #
-#   SEED=N        which kills are drawn (0); a fault names its own, by which it is replayed
+#   SEED=N        which kills are drawn (0); a fault names its own
 #   OUT=DIR       where the runs lie (runs/soak): those that went well may be removed
 #   PARTS=real    a stage of GRPO on a real vLLM engine, instead of three stages on a scripted one
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

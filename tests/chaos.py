@@ -1,7 +1,8 @@
 """Chaos over whole runs: kills drawn by a seed, lives until the run has ended, and what must not depend on them.
 
 A run is `chaos_life` with three stages: a critic's warm-up, PPO with it, ReTerm with a reference. Its moments are calls: of an
-actor (before or after the body), or of the driver; so a kill is replayed by its seed. `launch/soak.sh` is its long form.
+actor (before or after the body), or of the driver; a seed draws them, but heartbeats and statistics are calls too, so that the same
+number may be another moment. `launch/soak.sh` is its long form.
 
 With real parts it is one stage of GRPO on vLLM, whose sampling depends on what is in a batch: then the set of what is trained, each
 once, and the numbers of steps are what must not change.

@@ -2,7 +2,7 @@
 
 Real are Ray, the pipeline and its files, the queues, the rollout workers, the pool, the sandboxes and the verification; what engine
 and models compute is scripted (`chaos_parts`) unless the plan says `real`. Every process of the run tells its pid and its calls in
-files, and ends itself by SIGKILL at the call of its that the plan names: no clock decides when.
+files, and ends itself by SIGKILL at the call of its that the plan names.
 """
 
 import asyncio
