@@ -14,7 +14,7 @@ LONGEST = 60  # characters of a name in its draft's: of up to four bytes each, a
 
 
 def write_text(path: Path, text: str, *, errors: str = "strict", sync: bool = True) -> None:
-    """All of it under its name, in place of what was there; on an error what was there stays. `sync`: on disk on return."""
+    """All of it under its name, in place of what was there; on an error what was there stays. `sync`: on disk on return, both."""
     write_bytes(path, text.encode("utf-8", errors), sync=sync)
 
 
@@ -28,6 +28,8 @@ def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
                 if sync:
                     os.fsync(file.fileno())
             draft.replace(path)
+            if sync:
+                _sync_name(path)
         except BaseException:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -41,6 +43,7 @@ class Lines:
         self._path = path
         with _named(path, 0):
             drop_half_line(path)
+            self._named = False  # on disk under its name: an earlier life may have been killed before it was
             self._file = path.open("ab", buffering=0)  # nothing waits in here: a close cannot fail for want of room
 
     def __enter__(self) -> "Lines":
@@ -57,7 +60,7 @@ class Lines:
             try:
                 _write(number, data)
                 if sync:
-                    os.fsync(number)
+                    self._sync()
             except BaseException:
                 with suppress(OSError):
                     os.ftruncate(number, before)
@@ -66,10 +69,16 @@ class Lines:
     def sync(self) -> None:
         """All of it is on disk on return."""
         with _named(self._path, 0):
-            os.fsync(self._file.fileno())
+            self._sync()
 
     def close(self) -> None:
         self._file.close()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        if not self._named:
+            _sync_name(self._path)
+            self._named = True
 
 
 def drop_half_line(path: Path) -> None:
@@ -87,6 +96,15 @@ def drop_half_line(path: Path) -> None:
             end = start
         if end < size:
             file.truncate(end)
+
+
+def _sync_name(path: Path) -> None:
+    """The directory's own entry: without it a machine that stops may forget a file whose content it has."""
+    number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _write(number: int, data: bytes) -> None:

@@ -105,7 +105,7 @@ class Pipeline:
             self._check_inputs(todo)
             if not todo:
                 # It may have been killed while it ended.
-                setup.reap(config, "a crashed run", self._screen.say, frozenset(), owner=config.owner)
+                setup.reap(config, "a crashed run", self._screen.say, frozenset())
                 self._screen.say(f"every stage is finished in {self.run_dir}")
                 self._show()
                 return

@@ -134,6 +134,8 @@ def run(arguments: list[str]) -> int:
     _assumptions(options)
     _steps(times)
     _costs(config, options, times)
+    for line in estimate.uncounted(config):
+        _OUT.print(f"not counted: {line}", markup=False)
     return 0
 
 
@@ -298,6 +300,7 @@ def _plain(
         "node_bytes": dict(layout.host_need(config, shape).parts),
         "assumptions": {name: {"value": value, "source": source} for name, (value, source) in _sources(options).items()},
         "stages": stages,
+        "uncounted": estimate.uncounted(config),
         "gpus": gpus,
         "gpu_hours": sum(one["gpu_hours"] for one in stages),
         "cost": sum(one["cost"] for one in stages),

@@ -168,6 +168,7 @@ class Completion:
     weights: Spans = ()  # which version sampled which of the ids; (): not known
     model: str = ""  # as its endpoint calls it; "": the policy
     cost: float = 0.0  # in the currency of the configured prices
+    away_s: float = 0.0  # in which its engine was started again or stood still for weights: the machine's time, not the agent's
 
 
 @dataclass(frozen=True, slots=True)

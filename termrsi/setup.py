@@ -277,10 +277,12 @@ class RealParts:
         self.model = str(checkpoint.embedded_model(cache / "models")) if config.model.path == "embedded" else config.model.path
         self.scan = leakage.scan
         state = layers.state_dir(None)
-        reap(config, "a crashed run", self.say, self.kept)
+        reap(config, "a crashed run", self.say, self.kept, before=True)
         keys = {c.key_env: key_of(c.key_env) for c in config.roles.values() if c.key_env}
         self.meter: Meter = RayMeter(config.run_name)
-        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept)
+        tasks = (*self.tasks.train, *self.tasks.validation, *self.tasks.heldout)
+        steps = max((len(task.steps) for task in tasks), default=1)
+        self._cluster = Cluster(config, self.model, cache, state, partial(open_writers, config.roles), keys, self.kept, steps)
 
     def writer(self, role: str) -> Writer:
         return self._cluster.writers.get(role) or PolicyWriter(self.generator, self.chat)
@@ -339,11 +341,12 @@ class RealParts:
     async def close(self, kept: frozenset[str] = frozenset()) -> None:
         await self._cluster.close()
         whose = "a process that died on the way"
-        await asyncio.to_thread(reap, self.config, whose, self.say, kept, owner=self.config.owner)
+        await asyncio.to_thread(reap, self.config, whose, self.say, kept)
 
 
-def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: str | None = None) -> None:
-    """Removes what dead processes of `owner` (None: of any) left on this host, but the snapshots `kept`. Fakes leave nothing."""
+def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, before: bool = False) -> None:
+    """Removes what dead processes of this run left on this host, but the snapshots `kept`; `before` it starts those of others too,
+    but for their snapshots. Fakes leave nothing."""
     if config.dry:
         return
     from termrsi.actors import buckets
@@ -351,7 +354,9 @@ def reap(config: Config, whose: str, say: Say, kept: frozenset[str], *, owner: s
     from termrsi.sandbox import reap as sandboxes
 
     docker = config.sandbox.backend == "docker"
-    found = sandboxes.everything(layers.state_dir(None), owner=owner, docker=docker, cache_dir=cache_dir(), keep=kept)
+    named = {"docker": docker, "cache_dir": cache_dir(), "keep": kept}
+    state = layers.state_dir(None)
+    found = sandboxes.before(config.owner, state, **named) if before else sandboxes.everything(state, owner=config.owner, **named)
     for name in [*found, *buckets.reap()]:
         say(f"removed what {whose} left: {name}")
 

@@ -1,8 +1,8 @@
 """Chaos over whole runs: kills drawn by a seed, lives until the run has ended, and what must not depend on them.
 
 A run is `chaos_life` with three stages: a critic's warm-up, PPO with it, ReTerm with a reference. Its moments are calls: of an
-actor (before or after the body), or of the driver; a seed draws them, but heartbeats and statistics are calls too, so that the same
-number may be another moment. `launch/soak.sh` is its long form.
+actor (before or after the body), or of the driver, but for heartbeats and statistics; a seed draws them. Calls that go on at the
+same time may come in another order, so that a number may be another of them. `launch/soak.sh` is its long form.
 
 With real parts it is one stage of GRPO on vLLM, whose sampling depends on what is in a batch: then the set of what is trained, each
 once, and the numbers of steps are what must not change.
@@ -45,6 +45,7 @@ ALWAYS = (
 )
 OWN_RAY = ("cluster.num_cpus=4", "cluster.object_store_mb=80")
 SCRIPTED = (
+    *(f"cluster.sandbox_nodes={chaos_nodes.NODES}", "cluster.generators=2"),
     *("+stage@stages.warmup=dry/warmup_critic", "+stage@stages.ppo=dry/rpr", "+stage@stages.reterm=dry/reterm"),
     *("pipeline=[warmup,ppo,reterm]", "stages.ppo.critic=warmup"),
     *("stages.warmup.tasks_per_step=2", "stages.ppo.tasks_per_step=2", "stages.ppo.critic_only_updates=1"),
@@ -82,14 +83,14 @@ class ChaosError(AssertionError):
 
 @dataclass(slots=True)
 class Place:
-    """What runs share: tasks, a model, a cache, and with scripted parts two Ray nodes. What they make here bears a mark."""
+    """What runs share: tasks, a model, a cache, and with scripted parts Ray's nodes. What they make here bears a mark."""
 
     root: Path
     real: bool = False
     words: tuple[str, ...] = ()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     address: str = "local"
-    raylet: int = 0  # of the node that has the sandboxes
+    raylet: int = 0  # of the node with sandboxes that may be lost
     _nodes: Any = None  # Any: the process that holds them, and a connection to it
 
     @classmethod
@@ -371,6 +372,7 @@ class Counts:
     left: int = 0
     failed: int = 0  # attempts that the machine lost, scored as the agent's failures
     other: int = 0  # figures of the curve or the ledger that differ
+    scores: bool = True  # compared: of a real engine they depend on what else is in its batch
 
     @property
     def kills(self) -> int:
@@ -384,7 +386,8 @@ class Counts:
         rows += [(role, *map(str, (t.kills, t.by_itself, t.same_command))) for role, t in sorted(self.roles.items())]
         both = (sum(t.by_itself for t in self.roles.values()), sum(t.same_command for t in self.roles.values()))
         rows.append(("all", str(self.kills), *map(str, both)))
-        told = f"prompts lost {self.lost}, trained twice {self.twice}, scored as failures {self.failed}"
+        failed = f"{self.failed}" if self.scores else "not compared"
+        told = f"prompts lost {self.lost}, trained twice {self.twice}, scored as failures {failed}"
         return (
             "\n".join(f"| {' | '.join(row)} |" for row in rows)
             + f"\n{told}, left behind {self.left}, other differences {self.other}"
@@ -505,7 +508,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def soak(place: Place, base: str, wanted: int, deadline: float) -> int:
-    counts, faults, number = Counts(), [], 0
+    counts, faults, number = Counts(scores=not place.real), [], 0
     whole = place.run(fresh(place, "whole"))
     code, said = whole.live()
     if code:

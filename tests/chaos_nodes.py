@@ -1,4 +1,4 @@
-"""Two Ray nodes that outlast the lives of a run, in a process of their own; the second has the sandboxes, and may be lost."""
+"""Ray nodes that outlast the lives of a run, in a process of their own: a head, and two with sandboxes, one of them to be lost."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 
 END, AGAIN = "end", "again"
 START_S = 240.0  # for a node
-SANDBOXES = "sandbox"  # what the second node offers
+SANDBOXES, NODES = "sandbox", 2  # what nodes with sandboxes offer, and how many of them there are
 
 
 def serve(asked: Connection, asking: Connection, environment: Mapping[str, str], slots: int) -> None:
@@ -25,7 +25,7 @@ def serve(asked: Connection, asking: Connection, environment: Mapping[str, str],
     apart = {**small, "num_cpus": 1, "resources": {SANDBOXES: slots}}
     cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
     try:
-        node = cluster.add_node(**apart)
+        *_, node = [cluster.add_node(**apart) for _ in range(NODES)]
         asked.send((cluster.address, _raylet(node)))
         while asked.recv() == AGAIN:
             cluster.remove_node(node, allow_graceful=False)

@@ -18,7 +18,8 @@ from termrsi.errors import EngineError
 LATE_S = 600.0  # told then, and each time so much later
 PATIENCE_S = 7200.0  # a step of a large model takes minutes: what is not done by then never will be
 NO_ROOM = (ObjectStoreFullError, OutOfDiskError)
-NO_END = math.inf  # for a call that waits for others, whose own waits end
+NO_END = math.inf  # for a call that waits for others, whose own waits end, of an actor that is looked at meanwhile
+LOOK_S, ANSWER_S = 30.0, 600.0  # between two looks at such an actor, and in which it says that it is there
 _LOG = logging.getLogger(__name__)
 
 
@@ -33,6 +34,21 @@ async def ask(name: str, actor: Any, method: str, *arguments: object, patience_s
     except NO_ROOM as error:
         raise no_room(name, method, error) from error
     return await alive(name, call, method, patience_s=patience_s)
+
+
+async def ask_while_it_answers(name: str, actor: Any, method: str, *arguments: object) -> Any:
+    """As `ask`, of a call that waits for others and may take as long as they do: its actor is asked if it is `ready` meanwhile.
+
+    Raises EngineError, too, if it does not say so in ANSWER_S.
+    """
+    answer = asyncio.ensure_future(ask(name, actor, method, *arguments, patience_s=NO_END))
+    try:
+        while not (await asyncio.wait({answer}, timeout=LOOK_S))[0]:
+            await ask(name, actor, "ready", patience_s=ANSWER_S)
+        return answer.result()
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
 
 
 async def alive(name: str, reference: Awaitable[Any], what: str = "call", *, patience_s: float | None = None) -> Any:

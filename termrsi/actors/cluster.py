@@ -24,16 +24,19 @@ from termrsi.actors.placement import Placement
 from termrsi.actors.queues import BufferActor, RayGroupStore, RayRecoveryStore, RecoveryActor
 from termrsi.actors.remote_pool import RemotePool
 from termrsi.actors.rollouts import RayRollouts, RolloutActor, worker_name
-from termrsi.actors.sandboxes import SandboxActor, SandboxOptions
+from termrsi.actors.sandboxes import LEASE_LIMIT_S, SandboxActor, SandboxOptions
 from termrsi.actors.watchdog import Watchdog
 from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
+from termrsi.harness.runner import attempt_s
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.report import logs
 
 START_S = 600.0
 STOP_S = 30.0
+CALLS = 1000  # at once, of an actor that waits for others
+GIVE_BACK_S = 600.0  # after an attempt's time is over: its sandbox is closed by its holder, not by the pool
 _LOG = logging.getLogger(__name__)
 Host = TypeVar("Host", RayPolicy, RayCritic)
 
@@ -42,7 +45,7 @@ class Cluster:
     """The actors of one run. `connect`, then `start`, before anything else; `close` is safe at any time and may be called twice.
 
     `make_writers`, `keys`: the models behind endpoints and what they take from the environment, see `actors.writers`. `kept`: ids
-    of snapshots that an earlier life of the run left.
+    of snapshots that an earlier life of the run left. `most_steps`: of a task, as each has the time of an episode.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Cluster:
         make_writers: Callable[[], Mapping[str, Closing]],
         keys: Mapping[str, str],
         kept: frozenset[str] = frozenset(),
+        most_steps: int = 1,
     ) -> None:
         self._config = config
         self._make_writers = make_writers
@@ -63,6 +67,7 @@ class Cluster:
         self._state_dir = state_dir
         self._own_ray = False
         self._kept = kept
+        self._most_steps = most_steps
         self._sandboxes: list[Any] = []  # Any: Ray's actor handles are untyped, here and below
         self._pool: RemotePool | None = None
         self._watchdog: Watchdog | None = None
@@ -80,11 +85,13 @@ class Cluster:
 
     async def start(self) -> None:
         """Raises EngineError if an actor does not start, ConfigError if the cluster has no room for all of them."""
-        config, heavy, at = self._config, {"max_concurrency": 1000}, self._place.options
+        config, heavy, at = self._config, {"max_concurrency": CALLS}, self._place.options
         await self._place.reserve()
         stands, again = self._place.sandbox_resources(), {"max_restarts": config.cluster.sandbox_restarts, "max_task_retries": 0}
+        # Where one node is left all episodes wait for it: its calls of control come on top.
+        again["max_concurrency"] = max(CALLS, 2 * config.sandbox.concurrency * config.cluster.sandbox_nodes)
         self._sandboxes = [
-            SandboxActor.options(num_cpus=0.1, **again, **heavy, **{**stands, **at("sandboxes", k)}).remote(self._sandbox_options())
+            SandboxActor.options(num_cpus=0.1, **again, **{**stands, **at("sandboxes", k)}).remote(self._sandbox_options())
             for k in range(config.cluster.sandbox_nodes)
         ]
         self._pool = RemotePool(self._sandboxes)
@@ -148,6 +155,7 @@ class Cluster:
             state_dir=str(self._state_dir),
             run=config.run_name,
             keep=tuple(self._kept),
+            lease_limit_s=max(LEASE_LIMIT_S, attempt_s(config.limits.wall_s, self._most_steps) + GIVE_BACK_S),
         )
 
     def connect(self) -> None:

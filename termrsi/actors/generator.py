@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -20,6 +20,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from termrsi.actors.busy import Busy
 from termrsi.actors.calls import NO_ROOM, PATIENCE_S, alive, bounded, no_room
 from termrsi.actors.expert_capture import KEY, RoutingSource
+from termrsi.actors.gate import Gate
 from termrsi.actors.metrics import RayMeter
 from termrsi.errors import EngineError, RequestRefused, WeightsError
 from termrsi.records import Completion, SamplingParams, WeightsVersion
@@ -130,8 +131,7 @@ class Engine:
         self.dead = False  # the engine's own process: nothing more comes from here
         self._requests = 0
         self._running = 0
-        self._gate = asyncio.Event()  # closed while weights are loaded
-        self._gate.set()
+        self._gate = Gate()  # shut while weights are loaded
         self._as_started = True  # with its first weights, whole
         self._idle = asyncio.Event()
         self._idle.set()
@@ -144,7 +144,9 @@ class Engine:
 
         Raises EngineError if the engine is dead, RequestRefused if the prompt is too long, CaptureError if routing is missing.
         """
-        await self._gate.wait()
+        shut_s = self._gate.shut_s
+        await self._gate.passed()
+        away_s = self._gate.shut_s - shut_s
         self._requests += 1
         request_id = f"r{self._requests}"
         self._enter()
@@ -158,6 +160,8 @@ class Engine:
                 routing = await self._routing.of(output.outputs[0], request_id, len(prompt_ids) + len(said.ids) - 1)
         finally:
             self._leave()
+        if self.pauses:  # else what was in flight went on while the gate was shut
+            away_s = self._gate.shut_s - shut_s
         cached = output.num_cached_tokens or 0
         for key, amount in (("requests", 1), ("prompt_tokens", len(prompt_ids)), ("cached_tokens", cached)):
             self.stats[key] += amount
@@ -165,7 +169,7 @@ class Engine:
         finish = "length" if output.outputs[0].finish_reason == "length" else "stop"
         spans = tuple((version, tokens) for version, tokens in said.weights)
         low, high = (spans[0][0], spans[-1][0]) if spans else (self.version, self.version)
-        return Completion(tuple(said.ids), tuple(said.logprobs), finish, low, high, cached, routing, weights=spans)
+        return Completion(tuple(said.ids), tuple(said.logprobs), finish, low, high, cached, routing, weights=spans, away_s=away_s)
 
     async def _generate(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str, said: "_Said"
@@ -233,7 +237,7 @@ class Engine:
         self.version = version  # what was sampled before has arrived: it left the engine's process before the answers since
         if self.pauses:
             await self._guarded(self._llm.resume_generation())
-        self._gate.set()
+        self._gate.open()
 
     # By NCCL: begin, receive while the learner sends, end. See `nccl_channel`, which calls these on all engines.
 
@@ -271,17 +275,17 @@ class Engine:
 
     def hold(self) -> None:
         """New requests wait until weights have been loaded, or `go_on`."""
-        self._gate.clear()
+        self._gate.shut()
 
     async def go_on(self) -> None:
         """With its first weights, unless others have come or are on their way."""
         async with self._loading:
             if self._as_started:
-                self._gate.set()
+                self._gate.open()
 
     async def _stop_generation(self) -> None:
         """New requests wait at the gate, those in flight end by themselves or stand still."""
-        self._gate.clear()
+        self._gate.shut()
         self._as_started = False
         if self.pauses:
             await self._guarded(self._llm.pause_generation(mode="keep", clear_cache=False))
@@ -421,7 +425,8 @@ class RayGenerator:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
         """Raises EngineError once the engine has died for good, RequestRefused, CaptureError."""
-        return await self._ask("generate", prompt_ids, params, prefix_key)
+        said, away_s = await self._ask("generate", prompt_ids, params, prefix_key)
+        return replace(said, away_s=said.away_s + away_s) if away_s else said
 
     async def pull(self, weights: WeightsVersion) -> None:
         """Raises EngineError, WeightsError."""
@@ -432,23 +437,25 @@ class RayGenerator:
         await self._ask("go_on")
 
     async def workers(self) -> int:
-        return await self._ask("workers")
+        return (await self._ask("workers"))[0]
 
     async def transfer(self, step: str, *arguments: object) -> None:
         """Not asked again of a next life, which would know nothing of the steps before. Raises EngineError, WeightsError."""
         await alive("generator", self.actor.transfer.remote(step, *arguments), step)
 
-    async def _ask(self, method: str, *arguments: object) -> Any:  # Any: what the method returns
-        backoff_s, late_s = BACKOFF_S, time.monotonic() + BACK_AFTER_S
+    async def _ask(self, method: str, *arguments: object) -> tuple[Any, float]:  # Any: what the method returns
+        """The answer, and the seconds before it was asked of a life that gave it."""
+        begun_s = asked_s = time.monotonic()
+        backoff_s, late_s = BACKOFF_S, begun_s + BACK_AFTER_S
         while True:
             try:
-                return await bounded("generator", getattr(self.actor, method).remote(*arguments), method)
+                return await bounded("generator", getattr(self.actor, method).remote(*arguments), method), asked_s - begun_s
             except ActorUnavailableError as error:  # while Ray starts it again: it takes a call, or says this at once
                 if time.monotonic() > late_s:
                     late = f"the generator actor died, and was not back after {BACK_AFTER_S:.0f} s"
                     raise EngineError(late, "generator") from error
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                backoff_s, asked_s = min(2 * backoff_s, LONGEST_BACKOFF_S), time.monotonic()
             except NO_ROOM as error:
                 raise no_room("generator", method, error) from error
             except RayActorError as error:

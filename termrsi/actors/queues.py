@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from termrsi.actors.calls import NO_END, ask
+from termrsi.actors.calls import ask, ask_while_it_answers
 from termrsi.queues.recovery import RecoveryQueue
 from termrsi.queues.store import GroupStore
 from termrsi.records import FinishedBatch, Flow, RecoveryPoint, ScoredRollout
@@ -105,7 +105,7 @@ class RayGroupStore:
         await ask("group buffer", self.actor, "reset", flow, version, list(held))
 
     async def admit(self, group_id: str) -> None:
-        await ask("group buffer", self.actor, "admit", group_id, patience_s=NO_END)
+        await ask_while_it_answers("group buffer", self.actor, "admit", group_id)
 
     async def put(self, group_id: str, rollouts: Sequence[ScoredRollout]) -> None:
         await ask("group buffer", self.actor, "put", group_id, list(rollouts))
@@ -117,7 +117,7 @@ class RayGroupStore:
         await ask("group buffer", self.actor, "drop", group_id)
 
     async def take(self) -> FinishedBatch:
-        return await ask("group buffer", self.actor, "take", patience_s=NO_END)
+        return await ask_while_it_answers("group buffer", self.actor, "take")
 
     async def trained(self) -> None:
         await ask("group buffer", self.actor, "trained")

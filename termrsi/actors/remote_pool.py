@@ -2,12 +2,13 @@
 
 A lease goes to the node with the fewest of this client's. A node that is lost takes its sandboxes along: whoever holds one meets
 SandboxError, a machine fault, and tries again on a node that is left. Ray starts its actor again, a bounded number of times, where
-there is a place for it; until then it is left out, and once it answers it is taken up again. A snapshot lies on one node and is
-found by asking; one that no node has is gone.
+there is a place for it; until then it is left out, and once it answers it is taken up again, and is told what it has missed.
+
+A snapshot lies on one node and is found by asking. While a node is away it may be there: it is gone once every node that is left
+has said that it has it not, or has been away for long.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -29,7 +30,9 @@ from termrsi.queues.places import Places
 from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 
 BACK_AFTER_S = 600.0  # at the latest a node is there again, if none is left: a new one, its image, its start
-ANSWER_S = 30.0  # in which a node says that it is there
+ANSWER_S = 30.0  # in which a node says that it is there, or what it has
+REMOVE_S = 120.0  # in which it ends what it is told to
+RETURN_S = 180.0  # so long a node that is away may still come back with its snapshots
 FRESH_S = 5.0  # so long it is not asked again
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ class _NodeLate(SandboxError):
 class RemotePool:
     """`ports.SandboxPool` and `ports.Verifier` over SandboxActors.
 
-    `client`: whose leases these are, by a name that its next life has again. `patience_s`: how long to wait when not one answers.
+    `client`: whose leases these are, and which life of its, as NAME/LIFE. `patience_s`: how long to wait when not one answers.
+    `return_s`: how long one that is away may still come back with its snapshots.
     """
 
     def __init__(
@@ -54,10 +58,11 @@ class RemotePool:
         *,
         client: str = "driver",
         patience_s: float = BACK_AFTER_S,
+        return_s: float = RETURN_S,
     ) -> None:
         self._actors = list(actors)
         self._client = client
-        self._patience_s = patience_s
+        self._patience_s, self._return_s = patience_s, return_s
         self._places = Places([f"sandbox node {i}" for i in range(len(actors))])
         self._heard_s = [float("-inf")] * len(actors)
         self._leased: dict[str, int] = {}  # by their ids: places
@@ -65,6 +70,7 @@ class RemotePool:
         self._told: list[Counter[str]] = [Counter() for _ in actors]  # what each said last of its work
         self._before: Counter[str] = Counter()  # of lives that are over
         self._asking: dict[int, asyncio.Task[None]] = {}  # by their places: whether a lost one is there again
+        self._missed: list[list[tuple[str, tuple[object, ...]]]] = [[] for _ in actors]  # what a lost one is to be told
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> "RemoteSandbox":
         """Waits for a node, and then in its turn there. Raises SnapshotGone, PoolError, and as `HostPool.lease`."""
@@ -77,9 +83,13 @@ class RemotePool:
                 self._places.end(place)
                 if isinstance(error, asyncio.CancelledError):
                     self._actors[place].abandon.remote(request)
-                if isinstance(error, _NodeLost):  # nothing had been done there yet
+                if isinstance(error, _NodeLost):  # nothing had been done there yet, or what was done is not known here
+                    self.owe(place, "abandon", request)
                     continue
+                if isinstance(error, SandboxError):
+                    self._places.failed(place, time.monotonic())
                 raise
+            self._places.served(place)
             self._leased[sandbox_id] = place
             return RemoteSandbox(self, place, sandbox_id)
 
@@ -91,10 +101,11 @@ class RemotePool:
         return await sandbox.verify(task)
 
     async def discard(self, snapshot: Snapshot) -> None:
-        """On every node that answers: what lay on a lost one is gone, or is left to the next reaper there."""
-        await self._ask_all("discard", snapshot)
+        """On every node; one that is away does it once it is there again."""
+        await self._tell_all("discard", snapshot)
 
     async def kept(self, snapshot: Snapshot) -> bool:
+        """Waits for nodes that are away, see `_holders`."""
         return bool(await self._holders(snapshot))
 
     async def busy(self) -> dict[str, float]:
@@ -109,17 +120,17 @@ class RemotePool:
         return {name: seconds / len(self._actors) for name, seconds in total.items()}
 
     async def expect(self, checks: dict[str, tuple[str, ...]]) -> None:
-        """See `reward.verifiers.TaskVerifier`. A node that is away is told by `remind`."""
+        """See `reward.verifiers.TaskVerifier`. A node that was started again is told by `remind`."""
         self._checks = checks
-        await self._ask_all("expect", checks)
+        await self._tell_all("expect", checks, patience_s=ANSWER_S)
 
-    async def forget(self, client: str) -> None:
-        """Ends the leases of a client that has died, or of one's own earlier life."""
-        await self._ask_all("forget", client)
+    async def forget(self, client: str, life: str = "") -> None:
+        """Ends the leases of a client that has died; `life`: but those of this life of its."""
+        await self._tell_all("forget", client, life)
 
     async def remind(self, place: int) -> None:
         """What an actor that was started again has forgotten. Raises SandboxError if it is lost once more."""
-        await self.call(place, "expect", self._checks)
+        await self.call(place, "expect", self._checks, patience_s=ANSWER_S)
 
     def where(self, place: int) -> str:
         """What a place is called."""
@@ -136,9 +147,17 @@ class RemotePool:
             self._places.end(place)
 
     def heard(self, place: int, where: str) -> bool:
-        """It has answered, from there. Whether it had been lost."""
+        """It has answered, from there, and is told what it has missed. Whether it had been lost."""
         self._heard_s[place] = time.monotonic()
+        missed, self._missed[place] = self._missed[place], []
+        for method, arguments in missed:
+            getattr(self._actors[place], method).remote(*arguments)
         return self._places.heard(place, f"sandbox node {place} at {where}")
+
+    def owe(self, place: int, method: str, *arguments: object) -> None:
+        """A call that a lost node is to get once it is there again, in case it was only out of reach."""
+        if not self._places.is_gone(place):
+            self._missed[place].append((method, arguments))
 
     def lost(self, place: int, error: Exception) -> bool:
         """It has not answered; whether that is news. For good, if Ray does not start its actor again."""
@@ -169,11 +188,9 @@ class RemotePool:
         """One that answers, and has the snapshot; whoever is given it says `end`."""
         while True:
             among = frozenset(self._places.up() if snapshot is None else await self._holders(snapshot))
-            now_s = time.monotonic()
-            if self._places.none_left() or self._places.none_since_s(now_s) > self._patience_s:
-                cure = "the same command goes on from what is finished once there are nodes"
-                raise PoolError(f"no node for sandboxes is left: {self._places.told(now_s)}", "sandbox pool", cure)
-            self._ask_the_lost(now_s)
+            if snapshot is not None and not among:
+                raise SnapshotGone(f"snapshot {snapshot.id} is on no node that is left", task.id)
+            now_s = self._look()
             place = self._places.begin(now_s, among)
             if place is not None:
                 try:
@@ -185,8 +202,15 @@ class RemotePool:
                 self._places.end(place)
             elif not self._places.up():
                 await self._wait_for_one(now_s)
-            elif snapshot is not None:
-                raise SnapshotGone(f"snapshot {snapshot.id} is on no node that is left", task.id)
+
+    def _look(self) -> float:
+        """The time. Asks the lost whether they are there again. Raises PoolError if none is left."""
+        now_s = time.monotonic()
+        if self._places.none_left() or self._places.none_since_s(now_s) > self._patience_s:
+            cure = "the same command goes on from what is finished once there are nodes"
+            raise PoolError(f"no node for sandboxes is left: {self._places.told(now_s)}", "sandbox pool", cure)
+        self._ask_the_lost(now_s)
+        return now_s
 
     def _ask_the_lost(self, now_s: float) -> None:
         """Those whose pause is over, beside what is going on: nobody waits for them as long as there are others."""
@@ -202,7 +226,7 @@ class RemotePool:
         if self._asking:
             await asyncio.wait(set(self._asking.values()), timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(min(self._places.next_s(now_s), self._patience_s))
+            await asyncio.sleep(min(self._places.next_s(now_s, set(self._places.away(now_s))), self._patience_s))
 
     async def _answers(self, place: int) -> bool:
         if time.monotonic() - self._heard_s[place] < FRESH_S:
@@ -210,23 +234,48 @@ class RemotePool:
         try:
             beat = await bounded(self.where(place), self._actors[place].beat.remote(), "beat", patience_s=ANSWER_S)
         except (RayActorError, TimeoutError) as error:
-            if self.lost(place, error):
-                _LOG.warning("%s does not answer, and is left out: %s", self.where(place), first_line(error))
+            self._left_out(place, error)
             return False
         if self.heard(place, beat.where):
             _LOG.warning("%s is there again", self.where(place))
         return True
 
+    def _left_out(self, place: int, error: Exception) -> None:
+        if self.lost(place, error):
+            _LOG.warning("%s does not answer, and is left out: %s", self.where(place), first_line(error))
+
     async def _holders(self, snapshot: Snapshot) -> list[int]:
-        return [place for place, has in (await self._ask_all("kept", snapshot)).items() if has]
+        """Those that have it. None: all that are left say so; one that has been away for `return_s` counts as without it."""
+        begun_s = time.monotonic()
+        while True:
+            told = await self._ask_all("kept", snapshot, patience_s=ANSWER_S)
+            if found := [place for place, has in told.items() if has]:
+                return found
+            now_s = self._look()
+            again = [place for place in self._places.up() if place not in told]  # and not asked yet
+            if now_s - begun_s > self._patience_s or not (again or self._places.away(now_s, self._return_s)):
+                return []
+            if not again:
+                await self._wait_for_one(now_s)
+
+    async def _tell_all(self, method: str, *arguments: object, patience_s: float = REMOVE_S) -> None:
+        """Those that are not there are told once they are."""
+        told = await self._ask_all(method, *arguments, patience_s=patience_s)
+        for place in range(len(self._actors)):
+            if place not in told:
+                self.owe(place, method, *arguments)
 
     async def _ask_all(self, method: str, *arguments: object, patience_s: float | None = None) -> dict[int, Any]:
-        """What those say that answer (Any: as the method does)."""
+        """What those say that answer (Any: as the method does). One that does not in ANSWER_S is left out."""
 
         async def one(place: int) -> tuple[int, Any] | None:  # Any: as above
             try:
                 return place, await self.call(place, method, *arguments, patience_s=patience_s)
-            except (_NodeLost, _NodeLate):
+            except _NodeLost:
+                return None
+            except _NodeLate as error:
+                if patience_s is not None and patience_s <= ANSWER_S:
+                    self._left_out(place, error)
                 return None
 
         return dict(told for told in await asyncio.gather(*map(one, self._places.up())) if told is not None)
@@ -281,8 +330,11 @@ class RemoteSandbox:
     async def close(self) -> None:
         """One that was lost with its node is closed: what was learned of it before stands."""
         self._pool.end(self._id)
-        with contextlib.suppress(_NodeLost):
-            await self._call("close_fork" if self._forked else "release")
+        method = "close_fork" if self._forked else "release"
+        try:
+            await self._call(method)
+        except _NodeLost:
+            self._pool.owe(self.place, method, self._id)
 
     async def _call(self, method: str, *arguments: object) -> Any:  # Any: what it returns
         return await self._pool.call(self.place, method, self._id, *arguments)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from termrsi.sandbox.machines import Machines
 
 GONE = 1000  # requesters remembered
+LEASE_LIMIT_S = 7200.0  # unless an episode may take longer
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,6 +55,7 @@ class SandboxOptions:
     build_network: bool = False
     run: str = ""  # as metrics name it
     keep: tuple[str, ...] = ()  # ids of snapshots that an earlier life of the run left, and that it goes on from
+    lease_limit_s: float = LEASE_LIMIT_S  # the longest that an episode may take, and more: what is held beyond is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class SandboxActor:
     """Hosts one HostPool and the verifier. `parts`: makes others than the backend's machines and the tasks' verifier.
 
     Started again, on this node or on another, it has none of its sandboxes, and does not know what a verdict must come with: it
-    leases nothing until its owner has told it with `expect`. What dead processes left on its node is removed at its start, but the
-    snapshots of its own run.
+    leases nothing until its owner has told it with `expect`. What dead processes left on its node is removed at its start, see
+    `reap.before`.
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class SandboxActor:
 
         machines, verifier = parts() if parts else (None, None)
         again = ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed
-        for name in reap.everything(
+        for name in reap.before(
+            options.owner,
             options.state_dir,
             docker=options.backend == "docker",
             cache_dir=options.cache_dir,
@@ -107,6 +110,7 @@ class SandboxActor:
             owner=options.owner,
             capacity=capacity(options.state_dir, options.host_share),
             spares=options.spares,
+            lease_limit_s=options.lease_limit_s,
             limits=Limits(
                 memory_mb=options.memory_mb,
                 disk_mb=options.disk_mb,
@@ -147,9 +151,8 @@ class SandboxActor:
         return Beat(where, self._life, not self._knows.is_set())
 
     async def lease(self, request: str, task: TaskSpec, snapshot: Snapshot | None) -> str:
-        await self._knows.wait()
         start_s = time.monotonic()
-        asked = asyncio.ensure_future(self._pool.lease(task, snapshot))
+        asked = asyncio.ensure_future(self._lease(task, snapshot))
         self._asked[request] = asked
         if request in self._gone:  # Ray keeps no order between calls of an asynchronous actor
             asked.cancel()
@@ -172,6 +175,10 @@ class SandboxActor:
         self._meter("sandboxes_leased", len(self._leased))
         return sandbox.id
 
+    async def _lease(self, task: TaskSpec, snapshot: Snapshot | None) -> Sandbox:
+        await self._knows.wait()
+        return await self._pool.lease(task, snapshot)
+
     async def abandon(self, request: str) -> None:
         """The requester has gone: whether its lease is still to come, waits or was granted, it ends."""
         if request in self._granted:
@@ -183,20 +190,23 @@ class SandboxActor:
         elif len(self._gone) > GONE:  # a lease that had failed before: it comes no more
             del self._gone[next(iter(self._gone))]
 
-    async def forget(self, client: str) -> None:
-        """Of a client that has died: all that it had asked for ends."""
+    async def forget(self, client: str, life: str = "") -> None:
+        """Of a client that has died: all that it had asked for ends. `life`: but what this life of its has asked for."""
+        now = f"{client}/{life}/"
         for request in [one for one in (*self._asked, *self._granted) if one.startswith(f"{client}/")]:
-            await self.abandon(request)
+            if not life or not request.startswith(now):
+                await self.abandon(request)
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
         self._granted.pop(self._askers.pop(sandbox_id, ""), None)
-        for fork in list(self._forks.pop(sandbox_id, {}).values()):  # a requester that was cancelled left them
-            await self._pool.release(fork)
-        if sandbox is not None:
+        forks = list(self._forks.pop(sandbox_id, {}).values())  # a requester that was cancelled left them
+        both = forks if sandbox is None else [*forks, sandbox]
+        with self._faults("release"):  # each, whatever becomes of the others
+            told = await asyncio.gather(*map(self._pool.release, both), return_exceptions=True)
             self._meter("sandboxes_leased", len(self._leased))
-            with self._faults("release"):
-                await self._pool.release(sandbox)
+            if failed := [one for one in told if isinstance(one, BaseException)]:
+                raise failed[0]
 
     async def close_fork(self, sandbox_id: str) -> None:
         found = [forks.pop(sandbox_id) for forks in self._forks.values() if sandbox_id in forks]

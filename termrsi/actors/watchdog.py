@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from termrsi.actors.calls import first_line
 from termrsi.actors.remote_pool import RemotePool
 from termrsi.actors.rollouts import worker_name
 from termrsi.actors.sandboxes import Beat
-from termrsi.errors import SandboxError
+from termrsi.errors import EngineError, SandboxError
 from termrsi.harness.progress import Standing
 from termrsi.report import logs
 
@@ -53,6 +53,8 @@ class Watchdog:
             for i, worker in enumerate(self._workers)
         ]
         self._tasks = [asyncio.ensure_future(one) for one in (*nodes, *workers)]
+        for task in self._tasks:
+            task.add_done_callback(_ended)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -86,6 +88,8 @@ class Watchdog:
             except RayActorError as error:
                 _LOG.error("%s is dead and is not started again: %s", name(), first_line(error))
                 return
+            except RayError as error:  # its answer did not come through: judged by how long that goes on
+                why = first_line(error)
             silent_s = time.monotonic() - heard_s
             if silent_s > bounds.hung_s and not lost:
                 _LOG.error("%s has not answered for %.0f s: its process is ended", name(), silent_s)
@@ -104,19 +108,25 @@ class Watchdog:
             if beat.forgetful:
                 try:
                     await self._pool.remind(place)
-                except SandboxError as error:  # lost once more: the next look says so
+                except (SandboxError, EngineError) as error:  # lost once more, or no room: the next look tries again
                     _LOG.warning("%s", first_line(error))
 
         return heard
 
-    def _worker(self) -> Callable[[Sequence[tuple[Standing, str]]], Awaitable[None]]:
-        async def heard(late: Sequence[tuple[Standing, str]]) -> None:
-            for standing, node in late:
+    def _worker(self) -> Callable[[Sequence[tuple[Standing, str, logs.Ids]]], Awaitable[None]]:
+        async def heard(late: Sequence[tuple[Standing, str, logs.Ids]]) -> None:
+            for standing, node, ids in late:
                 doing = (standing.episode, standing.turn, standing.what)
                 times = int(standing.held_s // self._bounds.late_s)
                 if times > self._named.get(doing, 0):
                     self._named[doing] = times
-                    with logs.ids(rollout=standing.episode):
+                    with logs.ids(**ids, rollout=standing.episode):
                         _LOG.warning("%s", standing.told(node))
 
         return heard
+
+
+def _ended(task: "asyncio.Task[None]") -> None:
+    """Nobody awaits one that looks: what ended it is said here."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("the watchdog looks at one actor less: %s", error, exc_info=error)

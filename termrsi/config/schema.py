@@ -3,6 +3,7 @@
 A run is a *pipeline*: names of stages in order. Each stage is one dataclass of `config.stages`.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,6 +299,7 @@ class Config:
 
     @property
     def owner(self) -> str:
-        """The run, as what its sandboxes leave bears it."""
-        name = Path(self.run_dir or self.experiment).name
-        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
+        """The run, as what its sandboxes leave bears it: its name and, for others are called so too, a hash of its directory."""
+        place = Path(self.run_dir or Path("runs") / self.run_name).absolute()
+        name = re.sub(r"[^A-Za-z0-9]+", "-", place.name).strip("-")[:31] or "run"
+        return f"{name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"

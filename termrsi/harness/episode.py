@@ -1,7 +1,8 @@
 """One episode: an agent, a sandbox, a harness; out comes a Rollout. The agent's failures are values, a machine's are raised.
 
-Limits are checked before each generation call, in this order: wall time, turns, room in the context. A command is bounded by
-`Limits.command_timeout_s`, a reply by `SamplingParams.max_tokens`; both are outcomes the agent sees and can react to.
+Limits are checked before each generation call, in this order: wall time, turns, room in the context. What the engine was away is
+not the agent's time. A command is bounded by `Limits.command_timeout_s`, a reply by `SamplingParams.max_tokens`; both are outcomes
+that the agent sees and can react to.
 
 The episode waits for its own completion and its own command only; the generator and the sandbox end those waits.
 """
@@ -33,6 +34,7 @@ class _Tally:
     cost: float = 0.0
     model: str = ""
     versions: list[int] = field(default_factory=list)
+    away_s: float = 0.0
 
 
 class Episode:
@@ -65,7 +67,7 @@ class Episode:
         stop = None
         while stop is None:
             try:
-                stop = self._limit(time.monotonic() - self._start_s) or await self._turn()
+                stop = self._limit(time.monotonic() - self._start_s - self._tally.away_s) or await self._turn()
             except SandboxSpoiled:
                 stop = StopReason.sandbox_spoiled
         return self._rollout(stop)
@@ -221,6 +223,7 @@ class Episode:
         self._tally.cached_tokens += completion.cached_tokens
         self._tally.cost += completion.cost
         self._tally.model = completion.model
+        self._tally.away_s += completion.away_s
         self._tally.versions += [completion.version_low, completion.version_high]
         self._transcript.sampled(completion.ids, completion.logprobs)
         if completion.routing is not None:

@@ -192,7 +192,12 @@ class Runner:
 
 def longest_s(spec: EpisodeSpec) -> float:
     """Of one attempt, once it has its sandbox."""
-    return (spec.limits.wall_s + LATE_S) * max(len(spec.task.steps), 1)
+    return attempt_s(spec.limits.wall_s, len(spec.task.steps))
+
+
+def attempt_s(wall_s: float, steps: int) -> float:
+    """Of one attempt at a task of so many steps; of none it is one conversation."""
+    return (wall_s + LATE_S) * max(steps, 1)
 
 
 def joined(task: TaskSpec, parts: Sequence[ScoredRollout]) -> ScoredRollout:

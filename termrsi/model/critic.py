@@ -77,7 +77,7 @@ class CriticModel:
         """Weights from a directory, fresh optimizer; returns the checksum. Raises CheckpointError."""
         checkpoint.verify(directory)
         saved = Path(directory) / HEAD_FILE
-        body = load_module(AutoModel, directory)
+        body = load_module(AutoModel, directory, self._ranks)
         if self._layers and not saved.exists():
             keep_layers(body, self._layers, str(directory))
         head = _make_head(int(body.config.get_text_config().hidden_size), self._seed)

@@ -16,7 +16,7 @@ from termrsi.errors import CheckpointError
 from termrsi.model import checkpoint
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.offload import activations
-from termrsi.model.ranks import Ranks, shard
+from termrsi.model.ranks import ALONE, Ranks, shard
 from termrsi.model.routing import RoutingReplay
 from termrsi.records import Sample, UpdateMetrics
 
@@ -31,10 +31,15 @@ def return_freed_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def load_module(factory: type, directory: Path | str) -> PreTrainedModel:
-    """A transformers model in float32, in evaluation mode, from local files only. Raises CheckpointError."""
+def load_module(factory: type, directory: Path | str, ranks: Ranks = ALONE) -> PreTrainedModel:
+    """A transformers model, in evaluation mode, from local files only: in float32, of one process. Raises CheckpointError.
+
+    Of several it is in the type that its files have: then they are mapped, not read, and the processes of a node share their pages
+    until `place` has made each its float32 part. (Experts that transformers puts together as it loads them are not.)
+    """
+    dtype = torch.float32 if ranks.size == 1 else "auto"
     try:
-        return factory.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+        return factory.from_pretrained(str(directory), dtype=dtype, local_files_only=True).eval()
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
 
@@ -66,6 +71,8 @@ def place(
         nn.Module.to(root, device)  # transformers' own wrapper has no signature
         return model if compute == "bf16" else None
     shard(root, ranks, blocks=set(model._no_split_modules or ()), half=compute == "bf16", full=full)
+    if any(p.requires_grad and p.dtype != torch.float32 for p in root.parameters()):  # as its files have it
+        nn.Module.float(root)
     return None
 
 

@@ -115,7 +115,7 @@ class PolicyModel:
         if self._lora is not None and (found := lora.read(Path(directory), self._lora, self._base)) is not None:
             self._masters.load_weights(found)
             return self.checksum()
-        module = load_module(AutoModelForCausalLM, directory)
+        module = load_module(AutoModelForCausalLM, directory, self._ranks)
         head = module.get_output_embeddings()
         odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
         if not isinstance(head, nn.Linear) or odd:

@@ -118,7 +118,7 @@ def interface_of(address: str) -> str | None:
 
 
 def shard(root: nn.Module, ranks: Ranks, *, blocks: Collection[str], half: bool, full: Sequence[nn.Module] = ()) -> None:
-    """Cut `root`'s parameters over the processes, in place: each keeps a float32 part of every parameter, its master.
+    """Cut `root`'s parameters over the processes, in place: each keeps a part of every parameter, which is in float32 its master.
 
     Modules whose class is named in `blocks` are put together for a forward or backward pass one at a time, those of `full` too,
     and what is left as long as `root` computes. `half`: they compute in bf16, but for `full`, which stay in float32; gradients are

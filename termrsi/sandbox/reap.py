@@ -1,4 +1,5 @@
-"""What dead processes left on this host, of every backend: removed before a run starts, and by `termrsi doctor --clean`."""
+"""What dead processes left on this host, of every backend: removed before a run starts, but for snapshots of others, and by
+`termrsi doctor --clean`."""
 
 import os
 import re
@@ -31,6 +32,23 @@ def everything(
     if docker and docker_engine.answers():
         removed += docker_engine.reap(owner, snapshots=snapshots, keep=keep)
     return removed
+
+
+def before(
+    owner: str,
+    state_dir: Path | str | None = None,
+    *,
+    docker: bool = True,
+    cache_dir: Path | str | None = None,
+    keep: Collection[str] = frozenset(),
+    snapshots: bool = True,
+) -> list[str]:
+    """What `owner`, a run that starts, finds on this host: as `everything` of whichever owner, but of snapshots its own alone.
+
+    Another run that was stopped may go on from its own; `everything` removes those too.
+    """
+    removed = everything(state_dir, docker=docker, cache_dir=cache_dir, snapshots=False)
+    return removed + (everything(state_dir, owner=owner, docker=docker, keep=keep) if snapshots else [])
 
 
 def _scratch(place: Path) -> list[str]:

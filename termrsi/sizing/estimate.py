@@ -126,6 +126,7 @@ def workload(config: Config, figures: Rates, assumed: Assumed, groups: int, size
         window=window,
         verify_s=a.verify_s,
         start_s=figures.start_s,
+        wall_s=limits.wall_s,
     )
 
 
@@ -155,7 +156,20 @@ def machine(config: Config, shape: ModelShape, figures: Rates, updates: Updates)
         load_s=rates.move_s(shape, figures) if learns and updates.policy else 0.0,
         max_num_seqs=config.model.max_num_seqs,
         cache_tokens=memory.cache_tokens(shape, engine, int(c.gpu_memory_gib * GIB)),
+        drain=c.weight_update != "pause",
     )
+
+
+def uncounted(config: Config) -> list[str]:
+    """What a run would do that takes time, or saves some, and is in no figure here."""
+    found = []
+    for name in [config.only] if config.only else config.pipeline:
+        most = getattr(config.stages[name], "replace_zero_variance", 0)
+        if most:
+            found.append(f"{name} samples up to {most} groups of a step again where all rewards are equal, how often is not known")
+    if config.limits.task_time:
+        found.append("limits.task_time ends episodes by the time of their own tasks, which is not read here")
+    return found
 
 
 def _sample_s(config: Config, shape: ModelShape, figures: Rates, assumed: Assumed) -> float:

@@ -249,20 +249,36 @@ def _doubled(first: int) -> Iterator[int]:
 
 
 def host_need(config: Config, shape: ModelShape) -> Need:
-    """Of a node's own memory: roles without a GPU, and weights on their way from the learner to the engines.
+    """Of a node's own memory: roles without a GPU, what learners have put off theirs, and weights on their way.
 
-    On their way: the model in float32 while it is loaded, two versions in the object store, at most one beside an engine, in bf16.
+    On their way: a copy in float32 (one process loads it, the first of several puts it together to save it; as they load, several
+    map the files, which is less), two versions in the object store, at most one beside an engine, in bf16.
     """
     c, made = config.cluster, needs(config, shape)
     gpus = {role: c.gpus_generator if role == "generator" else c.gpus_learner for role in made}
     on_cpu = [need for role, need in made.items() if not gpus[role]]
     parts = memory.on_cpu(on_cpu, config.model.kv_cache_gib if not c.gpus_generator else 0.0).parts
     moved = (
-        ("loading", 4 * shape.parameters),
+        ("a whole copy", 4 * shape.parameters),
         ("object store", 2 * 2 * shape.parameters),
         ("weights beside an engine", 2 * shape.parameters),
     )
-    return Need("node", (*parts, *moved))
+    return Need("node", (*parts, *_away(config, shape), *moved))
+
+
+def _away(config: Config, shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """What the learners of one node keep in its own memory for their GPUs."""
+    c, how = config.cluster, learning(config)
+    if not c.gpus_learner:
+        return ()
+    together = min(c.learner_processes, int(c.gpus_per_node / c.gpus_learner)) if c.gpus_per_node else c.learner_processes
+    trained = {"policy": shape.adapters(how.lora_rank, how.lora_targets) if how.lora_rank else shape.parameters}
+    trained["critic"] = shape.body(config.model.critic_layers) + shape.hidden + 1
+    total = 0
+    for role in (role for role in learners(config) if role in trained):  # a reference is not trained
+        layers = config.model.critic_layers if role == "critic" else 0
+        total += together * memory.away(shape, how, layers, trained=trained[role])
+    return (("away from GPUs", total),) if total else ()
 
 
 def _check_hosts(config: Config, shape: ModelShape) -> None:

@@ -7,7 +7,7 @@ micro-batch, which holds `micro_tokens`, or one sample if that is longer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from termrsi.sizing.shapes import ModelShape
 
@@ -138,6 +138,19 @@ def activations(shape: ModelShape, how: Learning, layers: int = 0) -> int:
     if how.checkpointing:
         return width * how.tokens * (2 * shape.hidden * len(blocks) + largest)
     return width * how.tokens * sum(block.kept_bytes for block in blocks)
+
+
+def away(shape: ModelShape, how: Learning, layers: int = 0, *, trained: int) -> int:
+    """What a process that trains so many parameters keeps in its node's own memory instead of on its device."""
+    total = 0
+    if how.offload_optimizer:
+        own = trained // how.processes
+        total += max(0, 8 * own - 2 * BUCKET_BYTES)
+        if how.compute == "bf16" and how.processes == 1:  # of several processes the masters are the weights
+            total += max(0, 4 * own - BUCKET_BYTES)
+    if how.offload_activations:
+        total += max(0, activations(shape, replace(how, offload_activations=False), layers) - activations(shape, how, layers))
+    return total
 
 
 def _gathered(shape: ModelShape, how: Learning, layers: int, *, head: bool, gradient: bool = True) -> int:

@@ -4,8 +4,9 @@ before the engines (ours). No clock, no Ray.
 An engine is shared evenly: each of its running turns gains one token a step, and a step takes what the law says of the batch and
 its context. A prompt stops the others for as long as what is not cached takes. Turns wait while sequences or cache are full; an
 idle episode's prefix leaves the cache, oldest use first, when a running one needs the room, and is computed again.
-After each update the engines take the new weights: they wait for the turns in flight, as `actors.generator` does (`drain`), or stop
-where they are. Draws depend on the seed and the place of an episode alone, so that runs with other machines see the same episodes.
+After each update the engines take the new weights: they wait for the turns in flight (`drain`), or these stop where they are and go
+on once their keys and values are computed anew, as `actors.generator` does either. Draws depend on the seed and the place of an
+episode alone, so that runs with other machines see the same episodes.
 """
 
 import heapq
@@ -45,7 +46,8 @@ class Workload:
     """What one update is made of, and what an episode is. Tokens and seconds.
 
     `window`: no reply begins where the longest one would leave it. Then the episode ends, or, with `compacted` above 0, its
-    history is rewritten to so many tokens and a new chunk begins, which is learned from as a sample of its own.
+    history is rewritten to so many tokens and a new chunk begins, which is learned from as a sample of its own. `wall_s`: none
+    begins either when an episode has had its sandbox for so long.
     """
 
     batch_groups: int
@@ -59,6 +61,7 @@ class Workload:
     compacted: int = 0
     verify_s: float = 0.0
     start_s: float = 0.0
+    wall_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,7 @@ class _Episode:
     turns: int
     context: int
     place: int = 0  # of its engine
+    began: float = 0.0  # with its sandbox
     reply: int = 0
     turn: int = 0
     chunks: list[int] = field(default_factory=list)  # lengths of those that are closed
@@ -212,11 +216,14 @@ class _Engine:
         self._total -= self._held.pop(episode, 0)
 
     def reset(self, *, stop_s: float = 0.0) -> None:
-        """New weights: no prefix of the old ones counts. `stop_s`: turns in flight stand still for so long and keep theirs."""
+        """New weights: no prefix of the old ones counts. `stop_s`: turns in flight stand still for so long, and longer: what they
+        have is computed anew."""
         running = {episode for _, _, episode in self._ends}
         for episode in [one for one in self._held if one not in running]:
             self._total -= self._held.pop(episode)
-        self._debt += stop_s if self._ends else 0.0
+        if self._ends:
+            had = [episode.context + max(0, round(episode.reply - end + self._clock)) for end, _, episode in self._ends]
+            self._debt += stop_s + sum(self._machine.prefill_s(tokens, tokens) for tokens in had)
 
     def _step(self) -> float:
         return self._machine.step_s(len(self._ends), self._running_tokens)
@@ -302,6 +309,7 @@ class _Loop:
             self._boxes -= 1
             episode = self._lobby.popleft()
             episode.place = self._place(episode)
+            episode.began = self._now + self._work.start_s
             self._after(self._work.start_s, self._ask, episode)
 
     def _place(self, episode: _Episode) -> int:
@@ -340,7 +348,7 @@ class _Loop:
 
     def _observed(self, episode: _Episode) -> None:
         work = self._work
-        if episode.turn == episode.turns:
+        if episode.turn == episode.turns or self._now - episode.began > work.wall_s:
             return self._end(episode)
         episode.context += round(work.observation.draw(episode.source))
         longest = min(work.reply.most, work.window / 2)

@@ -13,6 +13,7 @@ from typing import Any
 
 from termrsi.errors import StageError
 from termrsi.records import EpisodeSpec, FinishedBatch, FinishedGroup, Flow, ScoredRollout
+from termrsi.report import logs
 from termrsi.stages.base import Context
 
 Draw = Callable[[int], Awaitable[Sequence[EpisodeSpec]]]  # the episodes of slot number 0, 1, ...
@@ -140,7 +141,8 @@ class Sampler:
 
     async def _run(self, number: int, specs: Sequence[EpisodeSpec]) -> None:
         slot, (born, since, _) = self._slot(number), self._open[number]
-        scored = await self._ctx.episodes(specs, slot, advance=self._advance, since=since)
+        with logs.ids(step=born + 1):  # that during which it began: the one that trains on it may be a later one
+            scored = await self._ctx.episodes(specs, slot, advance=self._advance, since=since)
         if not scored:
             self._lose()
             del self._open[number]

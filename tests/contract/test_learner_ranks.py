@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from termrsi.model import routing
 from termrsi.model.checkpoint import tiny_model
@@ -29,6 +32,19 @@ LOSSES: dict[str, dict[str, object]] = {
 }
 CASES = (*LOSSES, "sft", "critic", "single", "idle", "prefix", "checkpointing", "offload", "experts")
 ADAPTERS = ("adapters", "adapters all", "adapters experts")
+LOADS = """
+import re
+from transformers import AutoModelForCausalLM
+from termrsi.model.learning import load_module
+from termrsi.model.ranks import Ranks
+
+def held():  # bytes that are this process's own, and no file's
+    return 1024 * int(re.search("^Anonymous: +([0-9]+)", open("/proc/self/smaps_rollup").read(), re.MULTILINE)[1])
+
+before = held()
+model = load_module(AutoModelForCausalLM, {directory!r}, Ranks(0, {processes}))
+print(held() - before)
+"""
 Played = dict[int, dict[str, Any]]  # Any: outcomes of several types, by name
 
 
@@ -178,3 +194,19 @@ def test_what_is_wrong_with_a_batch_is_said_by_every_process(played: Played, siz
     errors = played[size]["error"]
     assert len(errors) == size
     assert set(errors) == {"r0: old_logp holds 0 entries, 26 are needed"}
+
+
+def test_several_processes_map_a_models_files_and_one_reads_them(tmp_path: Path) -> None:
+    """Else each of a node's would hold all of the model in float32 as it starts."""
+    config = LlamaConfig(
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8, vocab_size=8192
+    )
+    LlamaForCausalLM(config).to(dtype=torch.bfloat16).save_pretrained(tmp_path)  # pyright: ignore[reportCallIssue]: as in checkpoint
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    held = {}
+    for processes in (1, 2):
+        code = LOADS.format(processes=processes, directory=str(tmp_path))
+        held[processes] = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert size > 40e6
+    assert held[1] > 1.9 * size, "in float32, of a file in bf16"
+    assert held[2] < 0.5 * size

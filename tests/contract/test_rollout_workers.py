@@ -73,7 +73,7 @@ async def test_its_episodes_run_again_and_its_sandboxes_are_freed(tmp_path: Path
 
     async def kill(signal_number: int) -> None:
         """Once both of its episodes are at their commands."""
-        while sum(one.turn for one, _ in await worker.late.remote(-1.0)) < 2:  # noqa: ASYNC110  # a table that tells nobody
+        while sum(one.turn for one, *_ in await worker.late.remote(-1.0)) < 2:  # noqa: ASYNC110  # a table that tells nobody
             await asyncio.sleep(0.1)
         pid = await worker.__ray_call__.remote(lambda _: os.getpid())
         os.kill(pid, signal_number)

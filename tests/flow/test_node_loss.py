@@ -157,8 +157,8 @@ async def test_episodes_of_a_lost_node_run_again_on_those_that_are_left(
 async def test_a_state_that_lay_on_a_lost_node_is_dropped_at_once_and_others_are_started_from(
     two: tuple[Nodes, Any, Any, RemotePool], tmp_path: Path
 ) -> None:
-    nodes, a, _, pool = two
-    task = task_of(tmp_path)
+    nodes, a, _, _ = two
+    task, pool = task_of(tmp_path), RemotePool(nodes.actors, return_s=10.0)
     boxes = [await pool.lease(task), await pool.lease(task)]
     snapshots = {}
     for box in boxes:
@@ -183,6 +183,30 @@ async def test_a_state_that_lay_on_a_lost_node_is_dropped_at_once_and_others_are
     assert "1" in kept.rollout.turns[0].observation.splitlines()
     await pool.discard(snapshots[1])
     assert not await pool.kept(snapshots[1])
+
+
+async def test_a_state_whose_nodes_process_is_started_again_is_started_from(
+    two: tuple[Nodes, Any, Any, RemotePool], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its disk is there still. (Here the other node sees that disk too: that it does not decide is a test of the unit.)"""
+    nodes, _, _, pool = two
+    task = task_of(tmp_path)
+    boxes = [await pool.lease(task), await pool.lease(task)]
+    box = next(one for one in boxes if one.place == 0)
+    await box.run("echo here > mark", 10.0)
+    snapshot = await box.snapshot()
+    for one in boxes:
+        await pool.release(one)
+    pid = await nodes.actors[0].__ray_call__.remote(lambda _: os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(SOON_S):
+        kept, again = await asyncio.gather(pool.kept(snapshot), pool.lease(task, snapshot))
+    assert kept
+    assert (await again.run("cat mark", 10.0)).output == "here\n"
+    await pool.release(again)
+    await until(lambda: any("answers again" in r.getMessage() for r in caplog.records))
+    await pool.discard(snapshot)
+    assert not await pool.kept(snapshot)
 
 
 async def test_when_no_node_is_left_the_run_ends_and_says_so(two: tuple[Nodes, Any, Any, RemotePool], tmp_path: Path) -> None:

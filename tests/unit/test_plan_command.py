@@ -133,6 +133,16 @@ def test_a_directory_of_tasks_is_counted_where_it_can_be_read(tmp_path: Path, ca
     assert (told["train_tasks"]["source"], told["prompt"]["source"]) == ("assumed", "assumed")
 
 
+def test_what_is_in_no_figure_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "experiment=tmax", "cluster=node", "turns=2", "reply=20", "sandbox.concurrency=4", "stage=dppo"]
+    few = [*words, "stages.dppo.steps=1"]
+    assert main([*few, "stages.dppo.replace_zero_variance=5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not counted: dppo samples up to 5 groups of a step again" in said
+    assert main([*few, "stages.dppo.replace_zero_variance=0"]) == 0
+    assert "not counted" not in capsys.readouterr().out
+
+
 def test_a_number_that_the_suite_has_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *QUICK, "train_tasks=20"]) == 2
     assert "train_tasks has no effect on the bundled suite" in capsys.readouterr().err

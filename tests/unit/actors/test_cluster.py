@@ -8,6 +8,7 @@ import ray
 from termrsi.actors.cluster import Cluster, ends
 from termrsi.config.load import load
 from termrsi.errors import EngineError
+from termrsi.harness.runner import attempt_s
 
 
 def connect(error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +43,21 @@ def test_a_fault_of_another_kind_stays_what_it_is(tmp_path: Path, monkeypatch: p
 )
 def test_a_death_at_the_start_is_one_line_with_its_reason(text: str, told: str) -> None:
     assert ends(RuntimeError(text)) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "limit_s"),
+    [
+        (["limits.wall_s=300"], 1, 7200.0),
+        (["limits.wall_s=7200"], 0, 7200.0 + 300.0 + 600.0),
+        (["limits.wall_s=7200"], 3, 3 * (7200.0 + 300.0) + 600.0),
+    ],
+)
+def test_a_sandbox_is_leased_for_longer_than_an_episode_may_take(
+    words: list[str], steps: int, limit_s: float, tmp_path: Path
+) -> None:
+    """Else one that comes to its time limit loses its sandbox, as by a machine's fault, and is never scored."""
+    config = load(["experiment=rsr", f"run_dir={tmp_path / 'run'}", *words])
+    made = Cluster(config, "", tmp_path, tmp_path, dict, {}, most_steps=steps)._sandbox_options()
+    assert made.lease_limit_s == limit_s
+    assert made.lease_limit_s > attempt_s(config.limits.wall_s, steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from termrsi.actors import calls, generator, remote_pool, rollouts
 from termrsi.actors.generator import RayGenerator
@@ -47,6 +48,8 @@ CALLS: dict[str, tuple[Never, str]] = {
     "weights": (lambda actor: RayGenerator(actor).go_on(), "generator: go_on was not done after"),
     "recovery queue": (lambda actor: RayRecoveryStore(actor).take(1), "recovery queue: take was not done after"),
     "group buffer": (lambda actor: RayGroupStore(actor).trained(), "group buffer: trained was not done after"),
+    "a batch that is waited for": (lambda actor: RayGroupStore(actor).take(), "group buffer: ready was not done after"),
+    "a slot that is waited for": (lambda actor: RayGroupStore(actor).admit("g"), "group buffer: ready was not done after"),
     "endpoint": (
         lambda actor: RayWriter(actor, "judge").write([], SamplingParams()),
         "model of role judge: write was not done after",
@@ -58,6 +61,8 @@ CALLS: dict[str, tuple[Never, str]] = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "LATE_S", 0.01)
     monkeypatch.setattr(calls, "PATIENCE_S", 0.025)
+    monkeypatch.setattr(calls, "LOOK_S", 0.01)
+    monkeypatch.setattr(calls, "ANSWER_S", 0.025)
     monkeypatch.setattr("termrsi.actors.group.PATIENCE_S", 0.025)
     monkeypatch.setattr(generator, "PATIENCE_S", 0.025)
     monkeypatch.setattr(remote_pool, "ANSWER_S", 0.025)
@@ -73,6 +78,37 @@ async def test_one_that_never_answers_is_given_up_in_a_line(role: str, caplog: p
     assert "\n" not in str(caught.value)
     if role != "several processes":
         assert "has not been done for" in caplog.text, "named before it is given up"
+
+
+class Waits(Silent):
+    """Is ready whenever it is asked; the third time it has what is waited for."""
+
+    def __init__(self) -> None:
+        self.waited, self.asked = [], 0
+
+    def __getattr__(self, method: str) -> Any:  # Any: as above
+        if method == "ready":
+            return type("Ready", (), {"remote": staticmethod(self._ready)})
+        return self
+
+    def remote(self, *arguments: object) -> Any:
+        self.waited.append(super().remote())
+        return self.waited[-1]
+
+    def _ready(self) -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(True)
+        self.asked += 1
+        if self.asked == 3:
+            self.waited[0].set_result("a batch")
+        return future
+
+
+async def test_a_batch_is_waited_for_as_long_as_its_actor_answers() -> None:
+    actor = Waits()
+    async with asyncio.timeout(10.0):
+        assert await RayGroupStore(actor).take() == "a batch"
+    assert (actor.asked, len(actor.waited)) == (3, 1)
 
 
 async def test_a_sandbox_that_never_answers_is_a_machine_fault() -> None:
@@ -92,6 +128,60 @@ async def test_nodes_that_never_answer_end_the_run(caplog: pytest.LogCaptureFixt
         "sandbox node 0 does not answer",
         "sandbox node 1 does not answer",
     ]
+
+
+class Worker:
+    """Is lost with its first episode, says then which life it is in, and ends no episode until `go`."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun, self.lives = 0, 0
+        self.run_one = type("Run", (), {"remote": lambda _, *arguments: asyncio.ensure_future(self._run())})()
+        self.life = type("Life", (), {"remote": lambda _: asyncio.ensure_future(self._life())})()
+
+    async def _run(self) -> str:
+        self.begun += 1
+        if self.begun == 1:
+            raise ActorUnavailableError("it is started again", None)
+        await self.go.wait()
+        return "played"
+
+    async def _life(self) -> str:
+        self.lives += 1
+        if self.lives == 1:
+            raise ActorUnavailableError("it is started again", None)
+        return "second"
+
+
+class Forgets(RemotePool):
+    def __init__(self) -> None:
+        super().__init__([Silent()])
+        self.forgot: list[tuple[str, str]] = []
+
+    async def forget(self, client: str, life: str = "") -> None:
+        self.forgot.append((client, life))
+
+
+async def test_a_worker_that_is_there_again_is_no_end_however_long_its_episodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its last life held is given back as soon as it is there, not with the next episode."""
+    monkeypatch.setattr(rollouts, "BACK_AFTER_S", 0.1)
+    monkeypatch.setattr(rollouts, "PAUSE_S", 0.01)
+    monkeypatch.setattr(rollouts, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(calls, "LATE_S", 100.0)
+    worker, pool = Worker(), Forgets()
+    played = RayRollouts([worker], pool, PrefixRouter(1, 1), 4, 0)
+    one, other = task_group(TASK, 2, label="l", harness="react", sampling=SamplingParams(), limits=Limits(), seed=0)
+    async with asyncio.timeout(10.0):
+        first = asyncio.ensure_future(played._run_one(one))
+        while worker.begun < 2:  # noqa: ASYNC110  # of a pause of the client's
+            await asyncio.sleep(0.01)
+        assert pool.forgot == [("rollout worker 0", "second")]
+        await asyncio.sleep(0.15)  # longer than one may be away
+        second = asyncio.ensure_future(played._run_one(other))
+        while worker.begun < 3 and not second.done():  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.01)
+        worker.go.set()
+        assert [await first, await second] == ["played", "played"]
 
 
 async def test_workers_that_never_end_an_episode_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ class Pool:
     """Grants when it is told to."""
 
     def __init__(self) -> None:
-        self.grant = asyncio.Event()
+        self.grant, self._world = asyncio.Event(), FakeWorld()
         self.out: list[Sandbox] = []
 
     async def lease(self, task: TaskSpec, snapshot: Snapshot | None = None) -> Sandbox:
         await self.grant.wait()
-        self.out.append(FakeSandbox(FakeWorld()))
+        self.out.append(FakeSandbox(self._world))
         return self.out[-1]
 
     async def release(self, sandbox: Sandbox) -> None:
@@ -81,3 +81,50 @@ async def test_those_whose_request_never_comes_are_forgotten(actor: Any) -> None
     for i in range(GONE + 10):
         await actor.abandon(str(i))
     assert len(actor._gone) == GONE
+
+
+async def test_one_that_waits_for_what_its_verdicts_must_come_with_can_be_forgotten(actor: Any) -> None:
+    """After a start it leases nothing until it has been told; a requester may die meanwhile."""
+    actor._knows.clear()
+    actor._pool.grant.set()
+    lease = asyncio.ensure_future(actor.lease("worker 1/a/r", TASK, None))
+    await asyncio.sleep(0)
+    await actor.forget("worker 1")
+    await given_up(lease, actor)
+
+
+async def test_a_client_that_died_is_forgotten_and_its_next_life_is_not(actor: Any) -> None:
+    actor._pool.grant.set()
+    for request in ("worker 1/a/r", "worker 1/b/r", "worker 10/a/r"):
+        await actor.lease(request, TASK, None)
+    await actor.forget("worker 1", "b")
+    assert sorted(actor._granted) == ["worker 1/b/r", "worker 10/a/r"]
+    assert len(actor._pool.out) == 2
+    await actor.forget("worker 1")
+    assert sorted(actor._granted) == ["worker 10/a/r"]
+
+
+async def test_a_sandbox_is_given_back_though_a_fork_of_it_cannot_be_closed(actor: Any) -> None:
+    actor._pool.grant.set()
+    box = await actor.lease("r", TASK, None)
+    released, release = [], actor._pool.release
+
+    async def fails(sandbox: Sandbox) -> None:
+        released.append(sandbox.id)
+        if sandbox.id == "fork":
+            raise SandboxError("is in doubt", "fork")
+        await release(sandbox)
+
+    actor._pool.release, actor._forks[box] = fails, {"fork": type("Fork", (), {"id": "fork"})()}
+    with pytest.raises(SandboxError, match="in doubt"):
+        await actor.release(box)
+    assert sorted(released) == sorted(["fork", box])
+    assert actor._pool.out == []
+
+
+def test_a_lease_lasts_as_long_as_an_episode_may(tmp_path: Path) -> None:
+    options = SandboxOptions(
+        "local", 1, 64, 64, 16, network=False, cache_dir=str(tmp_path), state_dir=str(tmp_path), lease_limit_s=9000.0
+    )
+    made = SandboxActor.__ray_metadata__.modified_class(options)  # pyright: ignore[reportAttributeAccessIssue]
+    assert made._pool.lease_limit_s == 9000.0

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from termrsi.actors.remote_pool import RemotePool
 from termrsi.actors.sandboxes import Beat
 from termrsi.actors.watchdog import Bounds, Watchdog
 from termrsi.harness.progress import Progress, Standing
+from termrsi.report import logs
 
 BOUNDS = Bounds(every_s=0.001, answer_s=0.01, late_s=0.02, hung_s=0.06)
 LOST = ActorUnavailableError("the node died", None)
@@ -70,6 +71,17 @@ async def test_a_lost_node_that_comes_back_is_told_what_it_has_forgotten(caplog:
     assert ("expect", {}) in actor.told
 
 
+async def test_an_answer_that_cannot_be_had_does_not_end_the_looks(caplog: pytest.LogCaptureFixture) -> None:
+    actor = Actor(beat("1"), RayTaskError("beat", "a traceback", ValueError("of its own")), beat("2"))
+    said = await watched([actor], [], lambda lines: any("was started again" in line for line in lines), caplog)
+    assert [line for line in said if "at one actor less" in line] == []
+
+
+async def test_what_ends_a_look_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    said = await watched([Actor("no beat")], [], bool, caplog)
+    assert said[0].startswith("the watchdog looks at one actor less: 'str' object has no attribute")
+
+
 async def test_one_that_is_dead_for_good_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     said = await watched([Actor(ActorDiedError())], [Actor([])], bool, caplog)
     assert len(said) == 1
@@ -89,8 +101,12 @@ async def test_a_silent_one_is_named_and_then_ended(monkeypatch: pytest.MonkeyPa
 async def test_a_late_episode_is_named_with_turn_sandbox_and_node(caplog: pytest.LogCaptureFixture) -> None:
     late = Standing("grpo/3/t/0", 2, 7, "at its commands", "box-1", held_s=0.05)
     later = Standing("grpo/3/t/0", 2, 7, "at its commands", "box-1", held_s=0.09)
-    actor = Actor([(late, "node 4")], [(late, "node 4")], [(later, "node 4")], [])
+    ids = {"run": "r", "stage": "grpo", "step": 3}
+    actor = Actor([(late, "node 4", ids)], [(late, "node 4", ids)], [(later, "node 4", ids)], [])
+    known: list[logs.Ids] = []
+    caplog.handler.addFilter(lambda record: known.append(logs.current()) or True)
     said = await watched([], [actor], lambda lines: len(actor.told) > 4, caplog)
+    assert known == [{**ids, "rollout": "grpo/3/t/0"}] * 2, "of the episode, not of whoever looks"
     text = "episode grpo/3/t/0 (attempt 2, turn 7) has been at its commands for 0 s in sandbox box-1 on node 4"
     assert said == [text, text], "once for each time that it is so much later"
     assert actor.told[0] == ("late", BOUNDS.late_s)

@@ -1,8 +1,10 @@
 """One episode against scripted parts: what is sampled is what is trained, limits in order, the verifier in the loop, recovery."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +212,21 @@ async def test_the_tasks_own_time_bounds_it_if_asked_for(chat: ChatFormat, times
 async def test_limits_are_checked_in_order_before_a_call(chat: ChatFormat, limits: Limits, stop: StopReason) -> None:
     rollout, script = await play(chat, ["DONE"], spec(limits=limits))
     assert (rollout.stop, rollout.turns, rollout.chunks, script.prompts) == (stop, (), (), [])
+
+
+@pytest.mark.parametrize(("away_s", "stop"), [(0.0, StopReason.time_limit), (1e6, StopReason.done)])
+async def test_time_in_which_the_engine_was_away_is_not_the_agents(chat: ChatFormat, away_s: float, stop: StopReason) -> None:
+    """Here its first answer takes longer than it has: by itself, or because the engine was started again."""
+
+    class Slow(Script):
+        async def generate(self, *arguments: Any, **named: Any) -> Completion:
+            said = await super().generate(*arguments, **named)
+            await asyncio.sleep(0.02)
+            return replace(said, away_s=away_s)
+
+    script = Slow(chat, [LS, "DONE"])
+    rollout = await Episode(spec(limits=replace(LIMITS, wall_s=0.01)), script, Machine(), chat).run()
+    assert rollout.stop is stop
 
 
 async def test_the_turn_limit_counts_calls(chat: ChatFormat) -> None:

@@ -57,3 +57,31 @@ def test_what_is_gone_comes_back_no_more() -> None:
     assert places.none_left()
     assert places.next_s(3.0) == math.inf
     assert places.told(3.0) == "a for 2 s (too often), b for 1 s (too often)"
+
+
+def test_one_that_answers_and_cannot_do_its_jobs_is_passed_over_while_there_are_others() -> None:
+    places = Places(["a", "b"], first_pause_s=1.0, longest_pause_s=4.0)
+    places.failed(0, 10.0)
+    places.failed(0, 10.5)
+    assert [places.begin(10.9) for _ in range(3)] == [1, 1, 1], "what failed together counts once"
+    assert places.begin(11.0) == 0
+    assert (places.up(), places.none_since_s(20.0)) == ([0, 1], 0.0), "it is not lost"
+    places.failed(0, 12.0)
+    places.heard(0)
+    assert places.begin(13.9, frozenset({0, 1})) == 1, "twice as long; that it answers says nothing of its jobs"
+    places.failed(1, 13.0)
+    places.served(0)
+    assert places.begin(13.9) == 0, "it works again"
+    places.failed(0, 13.0)
+    assert places.begin(13.5, frozenset({0})) == 0, "with no other it is all there is"
+
+
+def test_those_that_are_away_may_come_back_and_are_waited_for_by_themselves() -> None:
+    places = Places(["a", "b", "c"], first_pause_s=2.0)
+    places.lost(1, 10.0, "died")
+    places.gone(2, 10.0, "too often")
+    assert (places.away(11.0), places.away(11.0, 5.0), places.away(15.0, 5.0)) == ([1], [1], [])
+    assert (places.next_s(11.0), places.next_s(11.0, {1}), places.next_s(11.0, {2})) == (0.0, 1.0, math.inf)
+    assert [places.is_gone(place) for place in (0, 1, 2)] == [False, False, True]
+    places.heard(1)
+    assert places.away(11.0) == []

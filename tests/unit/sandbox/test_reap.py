@@ -53,6 +53,20 @@ def test_what_a_run_goes_on_from_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "layers" / other).exists()
 
 
+def test_a_run_that_starts_leaves_the_snapshots_of_another_which_may_go_on(tmp_path: Path) -> None:
+    own, other = dead_label("run"), dead_label("other")
+    for label in (own, other):
+        holdings(tmp_path, label)
+        (tmp_path / "snapshots" / label / "manifest.json").write_text(json.dumps({"layers": []}))
+    removed = reap.before("run", tmp_path, docker=False)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [other]
+    assert [path.name for path in (tmp_path / "gvisor" / "snapshots").iterdir()] == [other]
+    assert not list((tmp_path / "gvisor" / "live").iterdir()), "what only runs is of no use to anyone"
+    assert any(own in name for name in removed)
+    reap.before("other", tmp_path, docker=False, snapshots=False)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [other], "one that was started again on its node"
+
+
 def test_a_layer_whose_last_user_left_as_it_was_killed_goes_too(tmp_path: Path) -> None:
     dead, living = dead_label("run"), layers.label("run")
     for label in (dead, living):

@@ -132,11 +132,26 @@ def test_an_engine_too_large_for_its_device_is_spread(eight: str) -> None:
         (("cluster.gpus_learner=2",), "valid: gpus_learner=1 learner_processes=4"),
         (("cluster.gpus_generator=2",), "gpus_generator=2, and the engine spreads over 1"),
         (("cluster.gpus_generator=0.5",), "would take 0.9 of a GPU of which it is given 0.5"),
-        (("cluster.memory_gib=1",), "a node needs 1.3 GiB (loading 0.5 + object store 0.5 + weights beside an engine 0.3"),
+        (("cluster.memory_gib=1",), "a node needs 1.3 GiB (a whole copy 0.5 + object store 0.5 + weights beside an engine 0.3"),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides: tuple[str, ...], part: str) -> None:
     assert part in str(refusal("experiment=terminal_rsi", "cluster=node", *overrides))
+
+
+def test_what_is_put_off_the_gpus_is_counted_where_it_lies(eight: str) -> None:
+    """4 processes on one node: 8 bytes of moments a parameter, cut over them, but for the two buckets that each has there."""
+    words = ("experiment=reterm", "scale=full", "cluster=node", "model=qwen3_8b", f"model.path={eight}")
+    words = (*words, "cluster.learner_processes=4", "tasks=directory", f"tasks.path={eight}")
+    kept = load(words)
+    put = load((*words, "model.offload_optimizer=true"))
+    shape = layout.shape_of(kept)
+    before, after = dict(layout.host_need(kept, shape).parts), dict(layout.host_need(put, shape).parts)
+    assert "away from GPUs" not in before
+    moments = 8 * shape.parameters - 4 * 2 * 256 * 2**20
+    assert after["away from GPUs"] == pytest.approx(moments, rel=1e-6)
+    more = dict(layout.host_need(load((*words, "model.offload_activations=true")), shape).parts)
+    assert more["away from GPUs"] > 4 * 2**30, "of the longest sample, of each process"
 
 
 def test_a_bundle_stands_on_one_node() -> None:

@@ -131,6 +131,32 @@ def test_a_new_version_waits_for_the_turns_in_flight_or_stops_them() -> None:
     assert stops.weights * stops.step_s == pytest.approx(3.0)
 
 
+def test_a_turn_that_stopped_goes_on_once_what_it_has_is_computed_anew() -> None:
+    """Of two slots the other's reply has 10 + 40 tokens as the weights come: 5 s of prompt, beside its own as it began."""
+    work = replace(ALONE, turns=Tail(1), command_s=Tail(0.0), verify_s=0.0, start_s=0.0)
+    asked: list[tuple[int, int]] = []
+
+    def prefill_s(tokens: int, context: int) -> float:
+        asked.append((tokens, context))
+        return 0.0
+
+    given = {"load_s": 0.0, "learn_s": lambda _: 4.0, "prefill_s": prefill_s}
+    simulate(work, machine(drain=False, **given), max_staleness=1, warm_up=0, steps=3)
+    begun = [one for one in asked if one == (10, 10)]
+    anew = [one for one in asked if one not in begun]
+    assert anew, "a turn was under way as new weights came"
+    assert all(10 < tokens == context <= 110 for tokens, context in anew)
+    asked.clear()
+    simulate(work, machine(**given), max_staleness=1, warm_up=0, steps=3)
+    assert set(asked) == {(10, 10)}, "they wait for its end instead"
+
+
+@pytest.mark.parametrize(("wall_s", "turns"), [(11.0, 1), (12.5, 2), (25.0, 3)])
+def test_no_reply_begins_once_an_episodes_time_is_over(wall_s: float, turns: int) -> None:
+    found = simulate(replace(ALONE, wall_s=wall_s), machine(), max_staleness=0)
+    assert found.step_s == pytest.approx(1.0 + turns * 12.0 + 5.0 + 7.0 + 3.0)
+
+
 def test_a_history_that_fills_the_window_is_rewritten_or_ends() -> None:
     seen: list[Sequence[int]] = []
 

@@ -12,6 +12,7 @@ import pytest
 from termrsi.errors import EngineError, StageError
 from termrsi.queues.store import GroupStore
 from termrsi.records import EpisodeSpec, FinishedBatch, Flow, Rollout, ScoredRollout, StopReason, Verdict
+from termrsi.report import logs
 from termrsi.stages.base import Progress
 from termrsi.stages.sampler import Accept, Sampler, rollouts_of
 
@@ -27,6 +28,7 @@ class Bench:
         self.drawn: list[int] = []
         self.cancelled: list[str] = []
         self.since: dict[str, int] = {}
+        self.logged: dict[str, logs.Ids] = {}
         self.open: dict[str, asyncio.Future[list[ScoredRollout]]] = {}
         self.opened = asyncio.Event()
         self.ctx: Any = SimpleNamespace(
@@ -47,6 +49,7 @@ class Bench:
         self, specs: Sequence[EpisodeSpec], what: str, *, advance: Callable[[str], None], since: int
     ) -> list[ScoredRollout]:
         self.since[what] = since
+        self.logged[what] = logs.current()
         self.open[what] = asyncio.get_running_loop().create_future()
         self.opened.set()
         try:
@@ -107,6 +110,7 @@ async def test_on_policy_the_next_batch_is_drawn_when_the_last_is_trained() -> N
         await sampler.trained()
         await bench.settle()
         assert bench.drawn == [0, 1, 2, 3]  # nothing beyond the batches that were asked for
+    assert [bench.logged[f"rpr/{number}"]["step"] for number in range(4)] == [1, 1, 2, 2], "what its episodes log is of that step"
 
 
 async def test_one_update_ahead_the_next_batch_runs_while_the_last_is_trained() -> None:
