@@ -7,6 +7,7 @@ Nodes are of one kind, and a bundle stands on one of them.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from termrsi import processor
 from termrsi.config.schema import Config
 from termrsi.config.stages import WRITES, PolicyOptimConfig
 from termrsi.errors import ConfigError
@@ -111,7 +112,13 @@ def engine(config: Config) -> Engine:
         )
     batched = int(m.engine.get("max_num_batched_tokens", memory.BATCHED_TOKENS))
     share = float(m.engine.get("gpu_memory_utilization", 0.9))
-    return Engine(m.max_model_len, m.max_num_seqs, batched, tensor, share)
+    return Engine(m.max_model_len, m.max_num_seqs, batched, tensor, share, _width(config))
+
+
+def _width(config: Config) -> int:
+    """As `actors.generator` has it, where the engine is asked for no other type."""
+    asked = str(config.model.engine.get("dtype", "auto"))
+    return 4 if asked == "float32" or (asked == "auto" and not config.cluster.gpus_generator and not processor.has_bf16()) else 2
 
 
 def _whole(config: Config, key: str) -> int:

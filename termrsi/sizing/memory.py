@@ -174,21 +174,23 @@ def _mask(how: Learning) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What an engine's memory depends on. `tensor`: devices that one copy of the model is spread over; `share`: of a device."""
+    """What an engine's memory depends on. `tensor`: devices that one copy of the model is spread over; `share`: of a device;
+    `width`: bytes of a number."""
 
     max_model_len: int
     max_num_seqs: int
     batched_tokens: int = BATCHED_TOKENS
     tensor: int = 1
     share: float = 0.9
+    width: int = 2
 
 
 def generator(shape: ModelShape, engine: Engine) -> Need:
     """Of one device of an engine, with a cache for one sequence of `max_model_len`: with less vLLM does not start."""
     kept = max(block.kept_bytes for block in shape.blocks)
     parts = [
-        ("weights", 2 * shape.parameters // engine.tensor),
-        ("activations", kept * engine.batched_tokens // engine.tensor),
+        ("weights", engine.width * shape.parameters // engine.tensor),
+        ("activations", kept * engine.width // 2 * engine.batched_tokens // engine.tensor),
         ("logits", 2 * 4 * shape.vocab * engine.max_num_seqs),
         ("graphs", GRAPHS),
         ("context", CONTEXT),

@@ -69,8 +69,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pool, "FRESH_S", 0.0)
 
 
-def pool_of(*nodes: Node, **more: float) -> RemotePool:
-    pool = RemotePool(nodes, **more)
+def pool_of(*nodes: Node, return_s: float = remote_pool.RETURN_S) -> RemotePool:
+    pool = RemotePool(nodes, return_s=return_s)
     pool._places._first_s = 0.01
     return pool
 

@@ -245,7 +245,7 @@ def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
         ("stages.rsr_1.tasks_from=base_eval", "writes no tasks"),
         ("stages.sft_1.data=", "reads data=''"),
         ("stages.rpr_1.critic=", "reads critic=''"),
-        ("model.compute=fp8", "valid: bf16, fp32"),
+        ("model.compute=fp8", "valid: auto, bf16, fp32"),
         ("sandbox.network=all", "valid: none, host"),
         ("cluster.rollout_workers=0", "rollout_workers=0"),
         ("cluster.learner_processes=0", "learner_processes=0"),

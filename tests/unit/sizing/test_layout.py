@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from termrsi import processor
 from termrsi.config import load as configuration
 from termrsi.config.load import load
 from termrsi.errors import ConfigError
@@ -152,6 +153,17 @@ def test_what_is_put_off_the_gpus_is_counted_where_it_lies(eight: str) -> None:
     assert after["away from GPUs"] == pytest.approx(moments, rel=1e-6)
     more = dict(layout.host_need(load((*words, "model.offload_activations=true")), shape).parts)
     assert more["away from GPUs"] > 4 * 2**30, "of the longest sample, of each process"
+
+
+@pytest.mark.parametrize(("words", "has", "width"), [((), True, 2), ((), False, 4), (("+model.engine.dtype=float32",), True, 4)])
+def test_an_engine_on_a_processor_without_bf16_takes_twice_as_much(
+    words: tuple[str, ...], has: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "has_bf16", lambda: has)
+    config = load(("experiment=reterm", *words))
+    shape = layout.shape_of(config)
+    assert dict(layout.needs(config, shape)["generator"].parts)["weights"] == width * shape.parameters
+    assert layout.engine(load(("experiment=reterm", "cluster=node"))).width == 2, "on a GPU whatever the processor"
 
 
 def test_a_bundle_stands_on_one_node() -> None:
