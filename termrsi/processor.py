@@ -1,7 +1,6 @@
 """Whether this machine's processor computes in bf16, as torch's and vLLM's libraries do on a CPU (oneDNN). Brings no torch.
 
-Where it does not, products in bf16 fall back to loops: a learner was more than 16 times slower than in float32, an engine 4.4
-times (two AVX2 cores, 135M parameters).
+Where it does not, products in bf16 fall back to loops, and float32 is several times faster (tests/bench/README.md).
 """
 
 import platform
