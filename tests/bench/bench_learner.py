@@ -1,9 +1,10 @@
 """An update of the learner against TRL's SFTTrainer: `python -m tests.bench.bench_learner [--layers N] [--checkpointing] ...`.
 
-Same model (the embedded one, or its first `--layers` blocks), same samples, as many optimizer steps, float32 masters, bf16 compute
-in both, on the CPU. Each arm in a process of its own, in turns; TRL's in .venv-peers, left out where that is missing. For
-each: tokens per second (all tokens of the samples, over the median step but for the first), bytes after importing and after
-loading, and the peak. Memory is compared by what a process takes beyond its imports.
+Same model (the embedded one, or its first `--layers` blocks), same samples, as many optimizer steps, float32 masters, the same
+compute in both (`--compute`; unless said, what a run would take here), on the CPU. `--other`: ours in the other type as well.
+Each arm in a process of its own, in turns; TRL's in .venv-peers, left out where that is missing. For each: tokens per second (all
+tokens of the samples, over the median step but for the first), bytes after importing and after loading, and the peak. Memory is
+compared by what a process takes beyond its imports.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 MIB = 2**20
+OTHER = "other"  # the arm that computes in the other type
 
 Row = tuple[list[int], list[int]]  # ids and mask
 
@@ -35,6 +37,7 @@ class Settings:
     steps: int = 3
     checkpointing: bool = False
     threads: int = 2
+    compute: str = "bf16"
     lr: float = 1e-6
     scratch: str = ""
 
@@ -85,17 +88,20 @@ def play(arm: str, settings: Settings) -> Measured:
     python = str(PEERS) if arm == "trl" else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder) / "settings.json", Path(folder) / "found.json"
-        given.write_text(json.dumps(asdict(settings) | {"scratch": folder}))
+        compute = settings.compute if arm != OTHER else "fp32" if settings.compute == "bf16" else "bf16"
+        given.write_text(json.dumps(asdict(settings) | {"scratch": folder, "compute": compute}))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CI": "1"}
-        command = [python, str(ROOT / "tests" / "bench" / "learner_side.py"), arm, str(given), str(found)]
+        side = "trl" if arm == "trl" else "ours"
+        command = [python, str(ROOT / "tests" / "bench" / "learner_side.py"), side, str(given), str(found)]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{arm} failed: {done.stderr[-2000:]}")
         return Measured(**json.loads(found.read_text()))
 
 
-def measure(settings: Settings, repeats: int) -> dict[str, list[Measured]]:
-    arms = ["ours", "trl"] if PEERS.is_file() else ["ours"]
+def measure(settings: Settings, repeats: int, *, other: bool = False) -> dict[str, list[Measured]]:
+    """`other`: ours in the other type as well."""
+    arms = ["ours", *(["trl"] if PEERS.is_file() else []), *([OTHER] if other else [])]
     found: dict[str, list[Measured]] = {arm: [] for arm in arms}
     for _ in range(repeats):
         for arm in arms:
@@ -125,24 +131,29 @@ def table(figures: dict[str, dict[str, float]]) -> str:
     if "trl" in figures:
         speed, memory = (figures["ours"][name] / figures["trl"][name] for name in ("tokens_s", "peak_mib"))
         lines.append(f"ours / TRL: tokens/s {speed:.2f}, peak beyond imports {memory:.2f}")
+    if OTHER in figures:
+        lines.append(f"ours / ours in the other type: tokens/s {figures['ours']['tokens_s'] / figures[OTHER]['tokens_s']:.2f}")
     return "\n".join(lines)
 
 
 def main() -> None:
+    from termrsi import processor
     from termrsi.model.checkpoint import embedded_model
     from termrsi.places import cache_dir
 
     parser = argparse.ArgumentParser()
     for name, value in (("layers", 0), ("repeats", 3), ("num", 12), ("longest", 512), ("micro-tokens", 1024), ("steps", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--checkpointing", action="store_true")
+    for name in ("checkpointing", "other"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16" if processor.has_bf16() else "fp32")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = embedded_model(cache_dir() / "models")
         model = truncated(model, args.layers, Path(folder) / "model") if args.layers else model
         rows = samples(args.num, args.longest)
-        settings = Settings(str(model), rows, args.micro_tokens, args.steps, args.checkpointing)
-        sys.stdout.write(table(summary(settings, measure(settings, args.repeats))) + "\n")
+        settings = Settings(str(model), rows, args.micro_tokens, args.steps, args.checkpointing, compute=args.compute)
+        sys.stdout.write(f"{args.compute}\n{table(summary(settings, measure(settings, args.repeats, other=args.other)))}\n")
     if not PEERS.is_file():
         sys.stdout.write("TRL is left out: launch/test.sh makes .venv-peers where it can\n")
 

@@ -41,7 +41,10 @@ def ours(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], t
 
     def load() -> PolicyModel:
         return PolicyModel(
-            settings["model"], micro_tokens=settings["micro_tokens"], gradient_checkpointing=settings["checkpointing"]
+            settings["model"],
+            compute=settings["compute"],
+            micro_tokens=settings["micro_tokens"],
+            gradient_checkpointing=settings["checkpointing"],
         )
 
     def train(policy: PolicyModel) -> tuple[Seconds, list[float]]:
@@ -52,7 +55,7 @@ def ours(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], t
 
 
 def trl(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], tuple[Seconds, list[float]]]]:
-    """TRL's SFTTrainer: float32 weights under bf16 autocast, fused AdamW, as many optimizer steps on the same samples.
+    """TRL's SFTTrainer: float32 weights, autocast for bf16, fused AdamW, as many optimizer steps on the same samples.
 
     A micro-batch has as many rows as the longest sample lets `micro_tokens` hold, of samples of like length (`group_by_length`).
     """
@@ -115,7 +118,7 @@ def trl(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], tu
             weight_decay=0.0,
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
-            bf16=True,
+            bf16=settings["compute"] == "bf16",
             gradient_checkpointing=settings["checkpointing"],
             max_length=None,
             dataset_kwargs={"skip_prepare_dataset": True},

@@ -42,7 +42,8 @@ def test_prefix_sharing(tmp_path: Path) -> None:
 def test_learner(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "tiny")
     settings = bench_learner.Settings(str(model), bench_learner.samples(6, 96, vocabulary=250), micro_tokens=256, steps=2)
-    found = bench_learner.summary(settings, bench_learner.measure(settings, repeats=1))
+    found = bench_learner.summary(settings, bench_learner.measure(settings, repeats=1, other=True))
+    assert {"ours", bench_learner.OTHER} <= set(found)
     losses = [of["loss"] for of in found.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=0.01)  # whoever is compared learns from the same tokens
     assert all(of["tokens_s"] > 0 and of["peak_mib"] > 0 for of in found.values())
