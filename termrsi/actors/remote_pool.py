@@ -156,8 +156,12 @@ class RemotePool:
 
     def owe(self, place: int, method: str, *arguments: object) -> None:
         """A call that a lost node is to get once it is there again, in case it was only out of reach."""
-        if not self._places.is_gone(place):
-            self._missed[place].append((method, arguments))
+        if self._places.is_gone(place):
+            return
+        missed = self._missed[place]
+        if method == "expect":  # the last one counts, and Ray keeps no order
+            missed[:] = [one for one in missed if one[0] != method]
+        missed.append((method, arguments))
 
     def lost(self, place: int, error: Exception) -> bool:
         """It has not answered; whether that is news. For good, if Ray does not start its actor again."""
