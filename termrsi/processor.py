@@ -22,6 +22,13 @@ def has_bf16() -> bool:
         return False
 
 
+def compute(asked: str, *, gpu: bool) -> str:
+    """ "bf16" or "fp32": what `model.compute` asks for, "auto" being bf16 where a GPU or this machine's processor has it."""
+    if asked != "auto":
+        return asked
+    return "bf16" if gpu or has_bf16() else "fp32"
+
+
 def computes_bf16(cpuinfo: str, machine: str) -> bool:
     """By the text of Linux's /proc/cpuinfo."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)

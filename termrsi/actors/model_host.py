@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from termrsi import weights
+from termrsi import processor, weights
 from termrsi.actors import nccl_channel
 from termrsi.actors.calls import alive
 from termrsi.actors.group import Group
@@ -30,13 +30,14 @@ def _options(config: ModelConfig) -> dict[str, Any]:  # Any: arguments of both m
 
     torch.set_num_threads(config.threads)
     return {
-        "compute": config.compute,
+        "compute": processor.compute(config.compute, gpu=bool(ray.get_gpu_ids())),
         "device": "cuda" if ray.get_gpu_ids() else "cpu",
         "micro_tokens": config.micro_tokens,
         "gradient_checkpointing": config.gradient_checkpointing,
         "share_prefix": config.share_prefix,
         "offload_activations": config.offload_activations,
         "offload_optimizer": config.offload_optimizer,
+        "liger": config.liger,
     }
 
 

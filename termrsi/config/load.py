@@ -71,8 +71,8 @@ def load(overrides: Sequence[str], directory: Path | None = None) -> Config:
         raise ConfigError(str(error), "configuration", "take the '+' away to see the nearest name") from error
     assert isinstance(config, Config), "the schema is the root of the composition"
     arms.apply(config)
-    if config.model.compute == "auto":  # told here once, by the driver: all learner processes must agree, and a record says which
-        config.model.compute = "bf16" if config.cluster.gpus_learner or processor.has_bf16() else "fp32"
+    # Told here once, by the driver: all learner processes must agree, and a run's record says which it is.
+    config.model.compute = processor.compute(config.model.compute, gpu=config.cluster.gpus_learner > 0)
     check(config)
     return config
 
@@ -285,6 +285,8 @@ def _check_sizes(config: Config) -> None:
             raise ConfigError(
                 "learners on the CPU have all in its memory", f"model.{name}", "false, or cluster.gpus_learner above 0"
             )
+    if config.model.liger and not config.cluster.gpus_learner:
+        raise ConfigError("its kernels are of GPUs", "model.liger", "false, or cluster.gpus_learner above 0")
     model = config.model.path
     if model != "embedded" and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"no model at {model!r}", "model.path", "valid: a Hugging Face directory with config.json, or embedded")

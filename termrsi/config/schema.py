@@ -28,6 +28,7 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     offload_activations: bool = False  # what a forward pass keeps for the backward pass waits in CPU memory; learners on GPUs
     offload_optimizer: bool = False  # between steps moments are in CPU memory, of one process masters too; learners on GPUs
+    liger: bool = False  # Liger's fused kernels in norms, rotary embedding and gated layers; learners on GPUs
     share_prefix: bool = False  # the learner computes what a group's samples begin with once; takes SDPA attention
     routing_replay: bool = False  # of mixture-of-experts models: the learner uses the experts that the sampler chose
     lora_rank: int = 0  # of adapters that the policy trains, its own weights frozen in bf16; 0: none, it trains its weights
@@ -48,6 +49,8 @@ class ModelConfig:
         if not self.lora_rank and (self.lora_alpha != 32.0 or self.lora_targets):
             key = "lora_targets" if self.lora_targets else "lora_alpha"
             raise ConfigError(f"{key} without adapters", f"model.{key}", "set model.lora_rank to 1 or more")
+        if self.routing_replay and self.liger:
+            raise ConfigError("experts are replayed in transformers' own layers", "model.routing_replay", "model.liger=false")
         if self.routing_replay and self.share_prefix:
             raise ConfigError("records of routing are laid out for whole rows", "model.routing_replay", "model.share_prefix=false")
 

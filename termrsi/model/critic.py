@@ -29,6 +29,7 @@ from termrsi.model.learning import (
     split,
     untied_state,
 )
+from termrsi.model.liger import fuse
 from termrsi.model.logprob import hidden_of
 from termrsi.model.masters import Compute, Masters
 from termrsi.model.ranks import ALONE, Ranks, rest
@@ -43,7 +44,7 @@ class CriticModel:
     `directory` is a causal LM (then the head is new: weights of standard deviation 0.01 / sqrt(hidden size), bias 0, drawn
     from `seed`) or one written by `save`. A new critic keeps the first `layers` blocks of the LM's body (0: all): a value needs
     less depth than the next token, and the critic's updates cost as much as the policy's. A saved critic keeps its own depth.
-    The head computes in float32. `ranks`, what is offloaded, CheckpointError and ConfigError as in PolicyModel.
+    The head computes in float32. `ranks`, `liger`, what is offloaded, CheckpointError and ConfigError as in PolicyModel.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class CriticModel:
         share_prefix: bool = False,
         offload_activations: bool = False,
         offload_optimizer: bool = False,
+        liger: bool = False,
         seed: int = 0,
         layers: int = 0,
         ranks: Ranks = ALONE,
@@ -71,6 +73,7 @@ class CriticModel:
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
         self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
+        self._liger = liger
         self.load(directory)
 
     def load(self, directory: Path | str) -> str:
@@ -80,6 +83,8 @@ class CriticModel:
         body = load_module(AutoModel, directory, self._ranks)
         if self._layers and not saved.exists():
             keep_layers(body, self._layers, str(directory))
+        if self._liger:
+            fuse(body)
         head = _make_head(int(body.config.get_text_config().hidden_size), self._seed)
         if saved.exists():
             try:

@@ -30,6 +30,7 @@ from termrsi.model.learning import (
     split,
     untied_state,
 )
+from termrsi.model.liger import fuse
 from termrsi.model.logprob import hidden_of, token_logprobs
 from termrsi.model.lora import Base, Lora
 from termrsi.model.masters import Compute, Masters
@@ -64,6 +65,7 @@ class PolicyModel:
     `compute`: "bf16" computes on bf16 copies of the weights, "fp32" on the masters; head and log-softmax are float32 in both.
     `share_prefix`: what a group's samples begin with is computed once (`algo.prefix`); takes SDPA attention.
     `offload_activations`, `offload_optimizer`: what waits in CPU memory (`model.offload`); no number changes.
+    `liger`: fused kernels (`model.liger`).
     `routing_replay`: log-probabilities and updates use the experts of the samples' records (`routing`); `fit` does not, as what it
     learns from is shown under another prompt than it was sampled with.
     `adapters`: train these and not the weights (`model.lora`); what is handed out and saved is merged.
@@ -86,6 +88,7 @@ class PolicyModel:
         share_prefix: bool = False,
         offload_activations: bool = False,
         offload_optimizer: bool = False,
+        liger: bool = False,
         routing_replay: bool = False,
         adapters: Lora | None = None,
         ranks: Ranks = ALONE,
@@ -100,6 +103,7 @@ class PolicyModel:
         self._betas, self._max_grad_norm = betas, max_grad_norm
         self._gradient_checkpointing, self._share_prefix = gradient_checkpointing, share_prefix
         self._offload_activations, self._offload_optimizer = offload_activations, offload_optimizer
+        self._liger = liger
         self._routing_replay = routing_replay
         self._lora, self._base = adapters, Base(Path(directory), "", ())
         self.load(directory)
@@ -120,6 +124,8 @@ class PolicyModel:
         odd = [name for name in LOGIT_OPTIONS if getattr(module.config, name, None) not in (None, 1.0)]
         if not isinstance(head, nn.Linear) or odd:
             raise CheckpointError(f"unsupported output head ({', '.join(odd) or type(head).__name__})", str(directory))
+        if self._liger:
+            fuse(module)
         self._replay = RoutingReplay(module) if self._routing_replay else None
         targets = lora.inject(module, self._lora, compute=self._compute) if self._lora is not None else ()
         if self._gradient_checkpointing:

@@ -79,8 +79,8 @@ def found(port: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dic
     fetches = f"cat < /dev/tcp/127.0.0.1/{port} > /app/a\necho 23 > /app/b\n"
     task(tasks / "hides-its-network", solution=fetches)
     task(tasks / "tells-its-network", solution=fetches, toml="[environment]\nallow_internet = true\n")
-    task(tasks / "slow", solution=f"sleep 5\n{SOLUTION}", toml=f"[agent]\ntimeout_sec = 9.0\n{OFFLINE}")
-    task(tasks / "slow-to-judge", test=f"{TEST}sleep 5\n", toml=f"[verifier]\ntimeout_sec = 9.0\n{OFFLINE}")
+    task(tasks / "slow", solution=f"sleep 8\n{SOLUTION}", toml=f"[agent]\ntimeout_sec = 15.0\n{OFFLINE}")
+    task(tasks / "slow-to-judge", test=f"{TEST}sleep 8\n", toml=f"[verifier]\ntimeout_sec = 15.0\n{OFFLINE}")
     looks = REWARD.format('[ "$(cat /app/a)" = 17 ] && [ "$(cat /app/b)" = 23 ] && [ -s /app/when ] && [ -s /app/number ]')
     task(tasks / "holds-the-time", test=f"#!/bin/bash\n{looks}", solution=f"{SOLUTION}date > /app/when\necho $$ > /app/number\n")
     task(tasks / "no-verifier")
@@ -103,8 +103,8 @@ GATES = ["loads", "builds", "network", "oracle", "empty", "replay", "mutation", 
         ("other-names-each-time", "flaky", "flag", "differs between two runs of the solution"),
         ("hides-its-network", "network", "reject", "fails without a network and passes with one, which it does not ask for"),
         ("tells-its-network", "network", "flag", "passes with a network only, as its task.toml lets it"),
-        ("slow", "time", "flag", "its solution takes 5."),
-        ("slow-to-judge", "time", "flag", "its verifier takes 5."),
+        ("slow", "time", "flag", "its solution takes "),
+        ("slow-to-judge", "time", "flag", "its verifier takes "),
     ],
 )
 def test_each_fault_is_caught_by_its_gate(found, name: str, gate: str, outcome: str, evidence: str) -> None:

@@ -212,6 +212,13 @@ def test_offloading_from_the_cpu_to_the_cpu_is_refused(name: str) -> None:
     assert getattr(load((*BASE, f"model.{name}=true", "cluster.gpus_learner=1")).model, name)
 
 
+def test_fused_kernels_are_of_gpus() -> None:
+    assert refusal(*BASE, "model.liger=true").where == "model.liger"
+    assert load((*BASE, "model.liger=true", "cluster.gpus_learner=1")).model.liger
+    error = refusal(*BASE, "model.liger=true", "cluster.gpus_learner=1", "model.routing_replay=true")
+    assert error.where == "model.routing_replay"
+
+
 def test_replay_of_routing_and_shared_prefixes_are_refused_together() -> None:
     assert load((*BASE, "model.routing_replay=true", "model.share_prefix=false")).model.routing_replay
     error = refusal(*BASE, "model.routing_replay=true", "model.share_prefix=true")
