@@ -158,10 +158,10 @@ class RemotePool:
         """A call that a lost node is to get once it is there again, in case it was only out of reach."""
         if self._places.is_gone(place):
             return
-        missed = self._missed[place]
-        if method == "expect":  # the last one counts, and Ray keeps no order
-            missed[:] = [one for one in missed if one[0] != method]
-        missed.append((method, arguments))
+        # Of these the last one counts (a client's next life must not be forgotten with its last), and Ray keeps no order.
+        same = {"expect": 0, "forget": 1}.get(method)
+        kept = [one for one in self._missed[place] if same is None or (one[0], one[1][:same]) != (method, arguments[:same])]
+        self._missed[place] = [*kept, (method, arguments)]
 
     def lost(self, place: int, error: Exception) -> bool:
         """It has not answered; whether that is news. For good, if Ray does not start its actor again."""

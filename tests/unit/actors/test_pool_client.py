@@ -148,7 +148,8 @@ async def test_what_a_node_missed_it_is_told_once_it_is_there() -> None:
     await pool.expect({"t": ("check",)})
     async with asyncio.timeout(SOON_S):
         assert (await pool.lease(TASK)).place == 1
-    await pool.forget("rollout worker 0", "now")
+    for worker, life in (("rollout worker 0", "before"), ("rollout worker 1", "first"), ("rollout worker 0", "now")):
+        await pool.forget(worker, life)
     assert ("forget", "rollout worker 0", "now") in other.told
     node.away, node.told = False, []
     async with asyncio.timeout(SOON_S):
@@ -159,7 +160,8 @@ async def test_what_a_node_missed_it_is_told_once_it_is_there() -> None:
     assert ("release", box.id) in told
     assert ("discard", SNAPSHOT) in told
     assert [one[1] for one in told if one[0] == "expect"] == [{"t": ("check",)}]
-    assert ("forget", "rollout worker 0", "now") in told
+    forgot = [one for one in told if one[0] == "forget"]
+    assert forgot == [("forget", "rollout worker 1", "first"), ("forget", "rollout worker 0", "now")], "of each the last"
     assert pool.heard(0, "here") is False
     assert [one for one in node.told if one[0] != "beat"] == told, "once"
 
