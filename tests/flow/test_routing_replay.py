@@ -35,7 +35,9 @@ def moe(embedded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def engine(moe: Path) -> AsyncIterator:
     from termrsi.actors.generator import Engine, EngineOptions
 
-    started = Engine(str(moe), EngineOptions(max_model_len=512, max_num_seqs=8, kv_cache_gib=1, routing_replay=True))
+    # In bf16 whatever the processor: an engine as exact as the learner would choose the same experts by itself.
+    options = EngineOptions(dtype="bfloat16", max_model_len=512, max_num_seqs=8, kv_cache_gib=1, routing_replay=True)
+    started = Engine(str(moe), options)
     KEPT.append(started)
     yield started
     started.close()
