@@ -222,12 +222,13 @@ class Inspection:
     async def _mutant(self, mutant: mutants.Mutant, whole: tuple[State, State] | None, limit_s: float) -> Tried:
         """A verifier is blamed for what it takes twice: in the first run, what others do at that moment may be in the state (files
         of the host that a sandbox shows change under it, and one that vanishes ends the listing). A state that cannot be had
-        then either leaves the mutant without a result."""
+        then either leaves the mutant without a result; one that a whole solution leaves now as well, for what others did since
+        the first two stays, is no other state."""
         step, _, name = mutant.file.partition(":")
         watch = whole is not None
         scripts = {step: {name: mutant.text}}
         submission = partial(_Submission, self.bench.verifier, self._limits, scripts, limit_s, watch=watch, stop_at=whole)
-        what, told = mutant.what.removeprefix(":"), True
+        what, state = mutant.what.removeprefix(":"), None
         for _ in range(LOOKS if watch else 1):
             try:
                 made, verdict, _why = await self._tried(submission, solve=True)
@@ -237,8 +238,13 @@ class Inspection:
                 return Tried(what, equal=True)
             if verdict is None or not verdict.strict:
                 return Tried(what, noticed=None if verdict is None else True)
-            told = not watch or made.state is not None
-        return Tried(what, noticed=False if told else None)
+            state = made.state
+        if whole is None:
+            return Tried(what, noticed=False)
+        if state is None:
+            return Tried(what, noticed=None)
+        _, now = await self._run(solve=True, watch=True)
+        return Tried(what, equal=True) if now is not None and endstate.same(state, whole[0], now) else Tried(what, noticed=False)
 
 
 def _with_network(task: TaskSpec) -> TaskSpec:

@@ -151,26 +151,33 @@ async def test_a_mutant_is_verified_as_it_is(tmp_path: Path) -> None:
 
 
 WHOLE = {"/app/a": "f 1"}
+OTHERS = {"/opt/of-another": "d 1"}
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "now", "said"),
     [
-        ([WHOLE, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
-        ([WHOLE | {"/opt/of-another": "d 1"}, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
-        ([None, WHOLE], "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
-        ([None, None], "1 of 1 broken solutions noticed (100%); 0 changed nothing, 1 had no result"),
-        ([WHOLE | {"/b": "f 1"}] * 2, "1 of 2 broken solutions noticed (50%); 0 changed nothing, 0 had no result"),
+        ([WHOLE, WHOLE], WHOLE, "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([WHOLE | OTHERS, WHOLE], WHOLE, "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([None, WHOLE], WHOLE, "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([None, None], WHOLE, "1 of 1 broken solutions noticed (100%); 0 changed nothing, 1 had no result"),
+        ([WHOLE | {"/b": "f 1"}] * 2, WHOLE, "1 of 2 broken solutions noticed (50%); 0 changed nothing, 0 had no result"),
+        ([WHOLE | OTHERS] * 2, WHOLE | OTHERS, "1 of 1 broken solutions noticed (100%); 1 changed nothing, 0 had no result"),
+        ([WHOLE | {"/b": "f 1"}] * 2, WHOLE | OTHERS, "1 of 2 broken solutions noticed (50%); 0 changed nothing, 0 had no result"),
+        ([WHOLE | {"/b": "f 1"}] * 2, None, "1 of 2 broken solutions noticed (50%); 0 changed nothing, 0 had no result"),
     ],
 )
 async def test_a_verifier_is_blamed_for_what_it_takes_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list[dict[str, str] | None], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: list[dict[str, str] | None], now: dict[str, str] | None, said: str
 ) -> None:
-    """A directory that somebody made on the host meanwhile, or a listing that failed, is no change by a mutant."""
+    """A directory that somebody made on the host meanwhile, for a moment or to stay, or a listing that failed, is no change by a
+    mutant. `now`: what a whole solution leaves after the mutant."""
     world, left = World(), list(states)
 
     async def taken(sandbox: Sandbox, instruction: str) -> dict[str, str] | None:
-        return left.pop(0) if "sleep 2" in world.text else WHOLE if "good" in world.text else {}
+        if "sleep 2" in world.text:
+            return left.pop(0)
+        return {} if "good" not in world.text else WHOLE if left else now
 
     monkeypatch.setattr(inspection.endstate, "taken", taken)
     monkeypatch.setattr(inspection.mutants, "mutants", lambda files, limit, seed: [
