@@ -63,7 +63,9 @@ def main(model: str) -> None:
             found[f"{name} {kind}"] = told(before, step, policy.logp(samples()), layer)
         critic = CriticModel(model, compute="fp32", liger=liger)
         before, step = critic.values(samples()), critic.update(samples(), 1e-3, 0.2)
-        found[f"critic {kind}"] = told(before, step, critic.values(samples()), critic._body.norm.forward.__qualname__)
+        found[f"critic {kind}"] = told(
+            before, step, critic.values(samples()), critic._body.get_submodule("norm").forward.__qualname__
+        )
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

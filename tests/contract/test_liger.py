@@ -48,6 +48,6 @@ def test_without_the_package_and_of_a_family_without_kernels_it_is_a_line(tmp_pa
         PolicyModel(str(model), compute="fp32", liger=True)
     monkeypatch.undo()
     module = PolicyModel(str(model), compute="fp32")._module
-    module.config.model_type = "nobody"
+    monkeypatch.setattr(module.config, "model_type", "nobody", raising=False)
     with pytest.raises(ConfigError, match="Liger has no kernels for nobody"):
         liger.fuse(module)
