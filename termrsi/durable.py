@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_NAMES = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of a directory that cannot be synced
 LONGEST = 60  # characters of a name in its draft's: of up to four bytes each, and a name has at most 255
 
 
@@ -99,12 +100,19 @@ def drop_half_line(path: Path) -> None:
 
 
 def _sync_name(path: Path) -> None:
-    """The directory's own entry: without it a machine that stops may forget a file whose content it has."""
-    number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    """The directory's own entry: without it a machine that stops may forget a file whose content it has.
+
+    Some file systems know no such thing, or do not let this user: then there is no more to be had.
+    """
     try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno not in NO_NAMES:
+            raise
 
 
 def _write(number: int, data: bytes) -> None:

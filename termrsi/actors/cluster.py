@@ -29,7 +29,7 @@ from termrsi.actors.watchdog import Watchdog
 from termrsi.actors.writers import Closing, RayWriter, WritersActor
 from termrsi.config.schema import Config
 from termrsi.errors import ConfigError, EngineError
-from termrsi.harness.runner import attempt_s
+from termrsi.harness.runner import AWAY_S, attempt_s
 from termrsi.queues.prefix_router import PrefixRouter
 from termrsi.report import logs
 
@@ -155,7 +155,7 @@ class Cluster:
             state_dir=str(self._state_dir),
             run=config.run_name,
             keep=tuple(self._kept),
-            lease_limit_s=max(LEASE_LIMIT_S, attempt_s(config.limits.wall_s, self._most_steps) + GIVE_BACK_S),
+            lease_limit_s=max(LEASE_LIMIT_S, attempt_s(config.limits.wall_s, self._most_steps) + AWAY_S + GIVE_BACK_S),
         )
 
     def connect(self) -> None:

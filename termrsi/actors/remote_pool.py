@@ -31,6 +31,7 @@ from termrsi.records import CommandResult, Snapshot, TaskSpec, Verdict
 
 BACK_AFTER_S = 600.0  # at the latest a node is there again, if none is left: a new one, its image, its start
 ANSWER_S = 30.0  # in which a node says that it is there, or what it has
+AGAIN_S = 0.5  # before one that answers and has not said what it was asked is asked again
 REMOVE_S = 120.0  # in which it ends what it is told to
 RETURN_S = 180.0  # so long a node that is away may still come back with its snapshots
 FRESH_S = 5.0  # so long it is not asked again
@@ -39,6 +40,10 @@ _LOG = logging.getLogger(__name__)
 
 class _NodeLost(SandboxError):
     """A call was lost with its node."""
+
+
+class _Undecided(SandboxError):
+    """Whether a snapshot is there could not be told."""
 
 
 class _NodeLate(SandboxError):
@@ -105,8 +110,12 @@ class RemotePool:
         await self._tell_all("discard", snapshot)
 
     async def kept(self, snapshot: Snapshot) -> bool:
-        """Waits for nodes that are away, see `_holders`."""
-        return bool(await self._holders(snapshot))
+        """Waits for nodes that are away, see `_holders`; where it cannot be told, it counts as there."""
+        try:
+            return bool(await self._holders(snapshot))
+        except _Undecided as error:
+            _LOG.warning("%s", error)
+            return True
 
     async def busy(self) -> dict[str, float]:
         """As the actors count them, of all their lives: the mean over the nodes."""
@@ -249,17 +258,22 @@ class RemotePool:
             _LOG.warning("%s does not answer, and is left out: %s", self.where(place), first_line(error))
 
     async def _holders(self, snapshot: Snapshot) -> list[int]:
-        """Those that have it. None: all that are left say so; one that has been away for `return_s` counts as without it."""
+        """Those that have it. None: all that are left say so; one that has been away for `return_s` counts as without it, unless
+        none is there. Raises _Undecided if one that answers does not say so in `patience_s`."""
         begun_s = time.monotonic()
         while True:
-            told = await self._ask_all("kept", snapshot, patience_s=ANSWER_S)
+            told = await self._ask_all("kept", snapshot, patience_s=ANSWER_S, may_fail=True)
             if found := [place for place, has in told.items() if has]:
                 return found
             now_s = self._look()
             again = [place for place in self._places.up() if place not in told]  # and not asked yet
-            if now_s - begun_s > self._patience_s or not (again or self._places.away(now_s, self._return_s)):
+            if not again and not self._places.away(now_s, self._return_s if self._places.up() else self._patience_s):
                 return []
-            if not again:
+            if now_s - begun_s > self._patience_s:
+                raise _Undecided(f"no node said in {self._patience_s:.0f} s whether it has it", f"snapshot {snapshot.id}")
+            if again:
+                await asyncio.sleep(AGAIN_S)
+            else:
                 await self._wait_for_one(now_s)
 
     async def _tell_all(self, method: str, *arguments: object, patience_s: float = REMOVE_S) -> None:
@@ -269,8 +283,13 @@ class RemotePool:
             if place not in told:
                 self.owe(place, method, *arguments)
 
-    async def _ask_all(self, method: str, *arguments: object, patience_s: float | None = None) -> dict[int, Any]:
-        """What those say that answer (Any: as the method does). One that does not in ANSWER_S is left out."""
+    async def _ask_all(
+        self, method: str, *arguments: object, patience_s: float | None = None, may_fail: bool = False
+    ) -> dict[int, Any]:
+        """What those say that answer (Any: as the method does). One that does not in ANSWER_S is left out.
+
+        `may_fail`: one that answers with a machine fault has said nothing.
+        """
 
         async def one(place: int) -> tuple[int, Any] | None:  # Any: as above
             try:
@@ -280,6 +299,12 @@ class RemotePool:
             except _NodeLate as error:
                 if patience_s is not None and patience_s <= ANSWER_S:
                     self._left_out(place, error)
+                return None
+            except SandboxError as error:
+                if not may_fail:
+                    raise
+                self._places.failed(place, time.monotonic())
+                _LOG.warning("%s: %s failed: %s", self.where(place), method, first_line(error))
                 return None
 
         return dict(told for told in await asyncio.gather(*map(one, self._places.up())) if told is not None)

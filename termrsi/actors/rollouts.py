@@ -53,7 +53,8 @@ class RolloutActor:
         """`name`: this worker's among the run's, in all its lives."""
         from transformers import AutoTokenizer
 
-        self._life = uuid.uuid4().hex
+        self._name, self._life = name, uuid.uuid4().hex
+        self._taking_over: asyncio.Future[None] | None = None
         self._ids: dict[str, logs.Ids] = {}  # of the episodes under way
         self._pool = pool = RemotePool(sandboxes, client=f"{name}/{self._life}")
         chat = ChatFormat(AutoTokenizer.from_pretrained(tokenizer))
@@ -70,18 +71,25 @@ class RolloutActor:
 
     async def late(self, limit_s: float) -> list[tuple[Standing, str, logs.Ids]]:
         """Its episodes that have done one thing for longer, each with the node of its sandbox, and with what logs know it by."""
+        self._take_over()
         late = [one for runner in self._runners for one in runner.progress.late(limit_s)]
         return [(one, self._pool.node_of(one.sandbox), self._ids.get(one.episode, {})) for one in late]
 
     async def run_one(self, spec: EpisodeSpec, engine: int, ids: logs.Ids) -> ScoredRollout | DroppedRollout:
         """`engine`: the index of the generator that the policy's turns are sampled by. `ids`: of the run, stage and step that
         asked, for what is logged here."""
+        self._take_over()
         self._ids[spec.id] = ids
         try:
             with logs.ids(**ids, rollout=spec.id):
                 return await self._runners[engine].run_one(spec)
         finally:
             del self._ids[spec.id]
+
+    def _take_over(self) -> None:
+        """Once: what earlier lives held is held by nobody, also where no caller noticed their end. Nothing waits for it."""
+        if self._taking_over is None:
+            self._taking_over = asyncio.ensure_future(self._pool.forget(self._name, self._life))
 
 
 class RayRollouts:
@@ -187,7 +195,8 @@ class RayRollouts:
             await self._pool.discard(snapshot)
 
     async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-        return [snapshot for snapshot in snapshots if await self._pool.kept(snapshot)]
+        kept = await asyncio.gather(*(self._pool.kept(snapshot) for snapshot in snapshots))
+        return [snapshot for snapshot, has in zip(snapshots, kept, strict=True) if has]
 
 
 def worker_name(number: int) -> str:

@@ -193,9 +193,10 @@ class SandboxActor:
     async def forget(self, client: str, life: str = "") -> None:
         """Of a client that has died: all that it had asked for ends. `life`: but what this life of its has asked for."""
         now = f"{client}/{life}/"
-        for request in [one for one in (*self._asked, *self._granted) if one.startswith(f"{client}/")]:
-            if not life or not request.startswith(now):
-                await self.abandon(request)
+        its = [one for one in (*self._asked, *self._granted) if one.startswith(f"{client}/")]
+        dead = [request for request in its if not life or not request.startswith(now)]
+        # One that cannot be closed is in doubt, told and counted by now: it keeps none of the others.
+        await asyncio.gather(*map(self.abandon, dead), return_exceptions=True)
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)

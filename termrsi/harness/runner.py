@@ -35,6 +35,7 @@ from termrsi.records import (
 )
 from termrsi.reward import steps
 
+AWAY_S = 600.0  # so much longer at most, where its engine was away for that long
 LATE_S = 300.0  # beyond an episode's own wall limit: lease, snapshot, verification
 
 
@@ -45,12 +46,18 @@ class _Meter:
         self._generator = generator
         self._episode, self._progress = episode, progress
         self.taken = Calls()
+        self.limit: asyncio.Timeout | None = None  # of the attempt: moved by what the engine was away
+        self._moved_s = 0.0
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
         self._progress.at(self._episode, "generating", turns=1)
         got = await self._generator.generate(prompt_ids, params, prefix_key)
         self._progress.at(self._episode, "at its commands")
         self.taken += Calls(len(prompt_ids), len(got.ids), got.cached_tokens, got.cost)
+        more_s = min(got.away_s, AWAY_S - self._moved_s)
+        if more_s > 0.0 and self.limit is not None and (when := self.limit.when()) is not None:
+            self._moved_s += more_s
+            self.limit.reschedule(when + more_s)
         return got
 
     async def pull(self, weights: WeightsVersion) -> None:
@@ -131,12 +138,12 @@ class Runner:
     async def kept(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         return [snapshot for snapshot in snapshots if await self._pool.kept(snapshot)]
 
-    async def _attempt(self, spec: EpisodeSpec, generator: Generator) -> ScoredRollout:
+    async def _attempt(self, spec: EpisodeSpec, generator: _Meter) -> ScoredRollout:
         """A lease waits for others to end, and for an image to be built; the pool bounds that. The rest is bounded here."""
         sandbox = await self._pool.lease(spec.task, spec.recovery.snapshot if spec.recovery else None)
         self.progress.at(spec.id, "beginning", sandbox=sandbox.id)
         try:
-            async with asyncio.timeout(longest_s(spec)):
+            async with asyncio.timeout(longest_s(spec)) as generator.limit:
                 play = self._steps if spec.task.steps else self._one
                 return await play(spec, sandbox, generator)
         finally:

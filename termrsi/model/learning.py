@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -19,6 +20,8 @@ from termrsi.model.offload import activations
 from termrsi.model.ranks import ALONE, Ranks, shard
 from termrsi.model.routing import RoutingReplay
 from termrsi.records import Sample, UpdateMetrics
+
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # as safetensors names them
 
 
 def return_freed_memory() -> None:
@@ -37,11 +40,21 @@ def load_module(factory: type, directory: Path | str, ranks: Ranks = ALONE) -> P
     Of several it is in the type that its files have: then they are mapped, not read, and the processes of a node share their pages
     until `place` has made each its float32 part. (Experts that transformers puts together as it loads them are not.)
     """
-    dtype = torch.float32 if ranks.size == 1 else "auto"
+    dtype = torch.float32 if ranks.size == 1 else _dtype_of(Path(directory))
     try:
         return factory.from_pretrained(str(directory), dtype=dtype, local_files_only=True).eval()
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"transformers cannot load it ({error})", str(directory)) from error
+
+
+def _dtype_of(directory: Path) -> torch.dtype:
+    """Of a model's files, whatever its config says."""
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                if (found := _DTYPES.get(opened.get_slice(name).get_dtype())) is not None:
+                    return found
+    return torch.float32
 
 
 def enable_checkpointing(module: PreTrainedModel, replay: RoutingReplay | None = None) -> None:

@@ -49,8 +49,8 @@ def test_a_death_at_the_start_is_one_line_with_its_reason(text: str, told: str) 
     ("words", "steps", "limit_s"),
     [
         (["limits.wall_s=300"], 1, 7200.0),
-        (["limits.wall_s=7200"], 0, 7200.0 + 300.0 + 600.0),
-        (["limits.wall_s=7200"], 3, 3 * (7200.0 + 300.0) + 600.0),
+        (["limits.wall_s=7200"], 0, 7200.0 + 300.0 + 1200.0),
+        (["limits.wall_s=7200"], 3, 3 * (7200.0 + 300.0) + 1200.0),
     ],
 )
 def test_a_sandbox_is_leased_for_longer_than_an_episode_may_take(

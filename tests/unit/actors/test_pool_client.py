@@ -49,6 +49,8 @@ class Node:
         match method:
             case "beat":
                 future.set_result(Beat("here", "life", forgetful=False))
+            case "kept" if self.fails is not None:
+                future.set_exception(self.fails)
             case "kept":
                 future.set_result(arguments[0].id in self.has)
             case "lease" if self.fails is not None:
@@ -118,6 +120,31 @@ async def test_one_on_a_node_that_is_dead_is_gone_at_once() -> None:
     holder.dead = True
     async with asyncio.timeout(SOON_S):
         assert await pool.kept(SNAPSHOT) is False
+
+
+async def test_with_no_node_there_a_snapshot_is_as_long_in_coming_as_they_are() -> None:
+    holder = Node("kept")
+    pool = pool_of(holder, return_s=0.05)
+    holder.away = True
+    asking = asyncio.ensure_future(pool.kept(SNAPSHOT))
+    await soon(lambda: setattr(holder, "away", False), 0.3)
+    async with asyncio.timeout(SOON_S):
+        assert await asking is True
+
+
+async def test_a_node_that_cannot_tell_what_it_has_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon does not answer, say: the snapshot counts as there, and a lease of it is a machine fault, tried again."""
+    monkeypatch.setattr(remote_pool, "AGAIN_S", 0.01)
+    there, unsure = Node(), Node("kept")
+    unsure.fails = SandboxError("no Docker engine answers", "pool")
+    pool = pool_of(there, unsure)
+    pool._patience_s = 0.1
+    assert await pool.kept(SNAPSHOT) is True
+    with pytest.raises(SandboxError, match="whether it has it") as caught:
+        await pool.lease(TASK, SNAPSHOT)
+    assert not isinstance(caught.value, SnapshotGone)
+    there.has.add("kept")
+    assert (await pool.lease(TASK, SNAPSHOT)).place == 0, "who has it is asked, whatever the other says"
 
 
 async def test_a_node_that_starts_no_sandboxes_is_passed_over() -> None:

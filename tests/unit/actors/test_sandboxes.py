@@ -122,6 +122,22 @@ async def test_a_sandbox_is_given_back_though_a_fork_of_it_cannot_be_closed(acto
     assert actor._pool.out == []
 
 
+async def test_a_dead_clients_sandbox_that_cannot_be_closed_keeps_none_of_its_others(actor: Any) -> None:
+    actor._pool.grant.set()
+    first, *_ = [await actor.lease(f"worker 1/a/{i}", TASK, None) for i in range(3)]
+    release = actor._pool.release
+
+    async def fails(sandbox: Sandbox) -> None:
+        if sandbox.id == first:
+            raise SandboxError("is in doubt", first)
+        await release(sandbox)
+
+    actor._pool.release = fails
+    await actor.forget("worker 1")
+    assert [one.id for one in actor._pool.out] == [first]
+    assert actor._granted == {}
+
+
 def test_a_lease_lasts_as_long_as_an_episode_may(tmp_path: Path) -> None:
     options = SandboxOptions(
         "local", 1, 64, 64, 16, network=False, cache_dir=str(tmp_path), state_dir=str(tmp_path), lease_limit_s=9000.0

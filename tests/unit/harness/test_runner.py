@@ -26,6 +26,7 @@ from termrsi.records import (
     StopReason,
     TaskSpec,
     Verdict,
+    WeightsVersion,
 )
 
 HALF = FakeSkill(solve=-50.0, half=50.0)  # fails always, and leaves something behind
@@ -195,6 +196,28 @@ async def test_an_attempt_that_hangs_is_ended_and_counted(monkeypatch: pytest.Mo
     assert "late" in dropped.reason
     assert bench.world.snapshots == {}
     assert bench.nothing_is_held()
+
+
+@pytest.mark.parametrize(("away_s", "most_s", "ends"), [(0.0, 600.0, True), (5.0, 600.0, False), (5.0, 0.0, True)])
+async def test_an_attempts_bound_moves_by_what_its_engine_was_away(
+    away_s: float, most_s: float, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, prefix_key: str = "") -> Completion:
+            return Completion((1,), (0.0,), "stop", away_s=away_s)
+
+        async def pull(self, weights: WeightsVersion) -> None: ...
+
+    monkeypatch.setattr(runner, "AWAY_S", most_s)
+    meter = runner._Meter(Away(), "e", runner.Progress())
+    try:
+        async with asyncio.timeout(0.02) as meter.limit:
+            await meter.generate([1], SamplingParams())
+            await asyncio.sleep(0.06)
+        ended = False
+    except TimeoutError:
+        ended = True
+    assert ended is ends
 
 
 async def test_an_agent_that_fails_is_scored() -> None:
