@@ -90,6 +90,12 @@ class RolloutActor:
         """Once: what earlier lives held is held by nobody, also where no caller noticed their end. Nothing waits for it."""
         if self._taking_over is None:
             self._taking_over = asyncio.ensure_future(self._pool.forget(self._name, self._life))
+            self._taking_over.add_done_callback(_taken_over)
+
+
+def _taken_over(task: "asyncio.Future[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("what an earlier life held is not given back before its time is over: %s", error, exc_info=error)
 
 
 class RayRollouts:

@@ -196,7 +196,9 @@ class SandboxActor:
         its = [one for one in (*self._asked, *self._granted) if one.startswith(f"{client}/")]
         dead = [request for request in its if not life or not request.startswith(now)]
         # One that cannot be closed is in doubt, told and counted by now: it keeps none of the others.
-        await asyncio.gather(*map(self.abandon, dead), return_exceptions=True)
+        for error in await asyncio.gather(*map(self.abandon, dead), return_exceptions=True):
+            if isinstance(error, BaseException) and not isinstance(error, SandboxError):
+                raise error
 
     async def release(self, sandbox_id: str) -> None:
         sandbox = self._leased.pop(sandbox_id, None)
